@@ -13,7 +13,7 @@ from torch import Tensor, nn
 CLASSIFIERS = ("fc.", "aux1.", "aux2.")
 
 ENCODER = "encoder."
-"""How an encoder's names begin in a client's model, and again in that of an encoder with a projector."""
+"""Beginning of an encoder's names in a client's model, and again in that of an encoder with a projector."""
 
 
 def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:

@@ -147,7 +147,7 @@ def _path(encoder: type[nn.Module]) -> tuple[str, str]:
 
 
 def _imported(path: str) -> Any:
-    """What an import path names, which must be an encoder: nothing else is ever called."""
+    """Encoder that an import path names; nothing else is ever called."""
     module, _, name = path.rpartition(".")
     try:
         there = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""How a local fit runs: the engines that train clients."""
+"""Engines: where and how the local fits of clients run."""
 
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.sequential import SequentialEngine

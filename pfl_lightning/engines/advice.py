@@ -47,7 +47,7 @@ def explained(
 
 
 def single_item_advice(counts: Sequence[int], size: int, plain: bool = False) -> str:
-    """What helps clients with so many items each in batches of a size.
+    """Advice for clients with so many items each in batches of a size.
 
     Args:
         counts: Training items of each client.

@@ -38,7 +38,7 @@ SET_BY_ENGINES = frozenset(vars(L.LightningModule())) | {
 
 
 class IsolationCheck:
-    """What a client's module held before its first fit, and what its fits must leave as it was.
+    """State of a client's module before its first fit, and checks of what its fits must leave as it was.
 
     The module has it as ``isolation``; a copy of the module begins without.
     """
@@ -57,7 +57,7 @@ class IsolationCheck:
 
     @classmethod
     def of(cls, client: FederatedClient) -> IsolationCheck:
-        """That of a client's module, which is made when it is first asked for."""
+        """Check of a client's module, made when it is first asked for."""
         if client.isolation is None:
             client.isolation = cls()
         found: IsolationCheck = client.isolation
@@ -165,7 +165,7 @@ class IsolationCheck:
 
 
 def _hooks_of(module: nn.Module) -> dict[tuple[str, str], dict[int, Any]]:
-    """What is called around the passes of a module and its layers, by layer and kind."""
+    """Hooks around the passes of a module and its layers, by layer and kind."""
     return {(layer, kind): vars(own)[kind] for layer, own in module.named_modules() for kind in HOOKS}
 
 

@@ -84,7 +84,7 @@ NOTICES = (
     r"|You're resuming from a checkpoint that ended|You passed `Trainer\(accelerator='cpu', precision='16-mixed'"
     r"|You passed `deterministic=True` and|The `srun` command is available|`isinstance\(treespec, LeafSpec\)`"
 )
-"""How Lightning's remarks on a Trainer and its loaders begin, which are not about the module that it trains."""
+"""Beginnings of Lightning's remarks on a Trainer and its loaders, not about the module that it trains."""
 
 LOGGERS = tuple(
     f"{package}.{module}"
@@ -97,7 +97,7 @@ LOGGERS = tuple(
     )
     for package in packages
 )
-"""Where Trainers log what they have found and why they have stopped."""
+"""Loggers of what Trainers have found and why they have stopped."""
 
 
 @contextmanager

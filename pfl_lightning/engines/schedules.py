@@ -24,7 +24,7 @@ def earlier_fits(client: FederatedClient, task: FitTask) -> int | None:
 
 
 def handed_on(client: FederatedClient, context: FitContext) -> bytes | None:
-    """What a fit that has ended hands on to the client's next: how many there were, or what the client says itself."""
+    """Resume state for the client's next fit: the number of fits so far, or what the client says itself."""
     if client.schedule != "continue" or context.earlier_fits is None:
         return client.resume_state
     return b"%d" % (context.earlier_fits + 1)

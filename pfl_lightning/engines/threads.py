@@ -1,4 +1,4 @@
-"""How many threads torch computes on while an engine runs: a rule that depends on the model and the batch alone."""
+"""Number of threads of torch while an engine runs: a rule that depends on the model and the batch alone."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
 
 
 def _failed_on(label: str, encoder: nn.Module, samples: Tensor, error: Exception) -> ConfigurationError:
-    """What an encoder that fails on samples is told: the reason, or that its numbers are of another type."""
+    """Error about an encoder that fails on samples: the reason, or that its numbers are of another type."""
     others = {p.dtype for p in encoder.parameters() if p.is_floating_point()} - {samples.dtype}
     if others and (samples.is_floating_point() or "type" in str(error)):
         return ConfigurationError(

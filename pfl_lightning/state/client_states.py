@@ -20,7 +20,7 @@ __all__ = ["ClientStates", "Journal", "spill_to_disk"]
 
 
 class Journal:
-    """What clients had stored before they stored something else, since the journal was begun.
+    """Earlier states of the clients that have stored something else since the journal was begun.
 
     Attributes:
         rows: Earlier state of each such client; ``None`` for one that had stored nothing. In the order of the changes.

@@ -161,7 +161,7 @@ class Clients:
         return {**self._fixed[self.architecture_of[client]], **self.personal.get(client)}
 
     def attributes(self, client: int) -> bytes:
-        """What the client's last local fit has left in plain attributes of a user's module."""
+        """Plain attributes of a user's module, as the client's last local fit has left them."""
         return b"" if self.resume_states is None else split_attributes(self.resume_states.get(client))[1]
 
     def keeps_trained(self, client: int) -> bool:

@@ -1,4 +1,4 @@
-"""What an object held at some time: whether it has changed since, and how it returns to that."""
+"""Images of an object at some time: whether it has changed since, and how it returns to that."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class _Kept:
 
 
 class Growth(NamedTuple):
-    """How a server's numbers have changed since a snapshot.
+    """Change of a server's numbers since a snapshot.
 
     Attributes:
         fault: What is wrong, such as a tensor that is not finite any more, or beyond
@@ -181,7 +181,7 @@ class Growth(NamedTuple):
 
 
 class Snapshot:
-    """What a server held at some time, to which it can return: tensors, Python attributes, and clients' states.
+    """State of a server at some time, to which it can return: tensors, Python attributes, and clients' states.
 
     Lists, dictionaries and objects are followed to whatever depth. Tensors and arrays are copied, but for tensors that
     have not changed since another snapshot that is still held, which share its copies; of clients' states those are
@@ -250,7 +250,7 @@ class Snapshot:
             store.undo(journal)
 
     def growth(self, server: nn.Module) -> Growth:
-        """How the server's numbers have changed since the snapshot."""
+        """Change of the server's numbers since the snapshot."""
         found = Growth(None, 1.0, "")
         for name, tensor in (*server.named_parameters(), *server.named_buffers()):
             if tensor.layout != torch.strided:

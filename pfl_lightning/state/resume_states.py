@@ -1,4 +1,4 @@
-"""What local fits hand on to the next fit of the same client: as bytes, of whatever length, in memory or on disk."""
+"""Resume states of clients, from one local fit to the next: as bytes, of any length, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = 8
 
 
 def with_attributes(content: bytes, attributes: bytes) -> bytes:
-    """What a local fit hands on, and behind it what evaluations of the client need, too.
+    """Resume state of a local fit, and behind it the attributes that evaluations of the client need, too.
 
     Example:
         >>> from pfl_lightning.state.resume_states import split_attributes, with_attributes
@@ -64,7 +64,7 @@ class ResumeStates:
         self.rows: ClientStates | None = None  # made when first needed
 
     def get(self, client: int) -> bytes:
-        """What the client's last local fit has handed on; nothing before its first."""
+        """Resume state that the client's last local fit has left; nothing before its first."""
         if self.rows is None:
             return b""
         row = self.rows.get(client)

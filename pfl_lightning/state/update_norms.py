@@ -16,7 +16,7 @@ from pfl_lightning.messages import LARGEST, STATISTICS, Message, magnitude
 __all__ = ["Norms", "UpdateGuard"]
 
 Norms = Mapping[str, float]
-"""How far the tensors of an update lie from those of its broadcast, by name; of others without counterpart, norms."""
+"""Distances of the tensors of an update from those of its broadcast, by name; norms of those without counterpart."""
 
 ENOUGH = 3
 """Updates whose median one of them cannot move at will."""

@@ -1,4 +1,4 @@
-"""How steps are computed: as they are, compiled as one graph of forward and backward pass, or captured."""
+"""Computations of steps: as they are, compiled as one graph of forward and backward pass, or captured."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["StackedEvaluation"]
 
 
 class StackedEvaluation:
-    """How :class:`~pfl_lightning.engines.VectorizedEngine` evaluates.
+    """Evaluations of :class:`~pfl_lightning.engines.VectorizedEngine`.
 
     Clients of one architecture are fine-tuned together, if their method fine-tunes, as they are trained together. Then
     their forward passes are vectorized. Either step may run client by client without the other.

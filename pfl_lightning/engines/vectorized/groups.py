@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 
 
 class PerModule(WeakKeyDictionary[FederatedClient, Found]):
-    """What was found out about modules at run time; a copy of the engine finds it again, for its own modules."""
+    """Findings about modules at run time; a copy of the engine makes its own, for its own modules."""
 
     def __reduce__(self) -> Any:
         return type(self), ()

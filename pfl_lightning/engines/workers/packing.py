@@ -255,5 +255,5 @@ class SharedBytes:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs."""
+        """State for another process, without the open file."""
         return {"path": self.path, "sizes": self.sizes, "_file": None}

@@ -88,7 +88,7 @@ sys.path[:] = {path!r}
 from pfl_lightning.engines.workers.processes import serve
 serve({handle})
 """
-"""What a worker runs. It watches its line before its imports, which take seconds, and ends with the other process."""
+"""Program of a worker. It watches its line before its imports, which take seconds, and ends with the other process."""
 
 
 def launch(handle: int) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ from pfl_lightning.state.checkpoints.writing import previous_of
 __all__ = ["BestRound", "LastRound"]
 
 USUAL = "val_accuracy/mean"
-"""What the best round is chosen by, unless told otherwise; it is missing where no client has a validation part."""
+"""Metric by which the best round is chosen by default; it is missing where no client has a validation part."""
 
 LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
 
@@ -109,7 +109,7 @@ class BestRound(ModelCheckpoint):
                     path.unlink()
 
     def _pattern(self) -> re.Pattern[str] | None:
-        """What this callback's files are called, half-written ones too; ``None`` where that could be anything."""
+        """Pattern of the names of this callback's files, half-written ones too; ``None`` where they may be anything."""
         parts = list(Formatter().parse(self.filename or ""))
         if not parts or not parts[0][0]:
             return None

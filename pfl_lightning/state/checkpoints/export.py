@@ -96,7 +96,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _about_data(data: FederatedData, client: int, has_head: bool) -> dict[str, list[float] | list[str] | None]:
-    """How inputs are normalized and what outputs stand for: who loads the file elsewhere has no data module."""
+    """Normalization of inputs, and meaning of outputs: who loads the file elsewhere has no data module."""
     transform = getattr(data, "transform", None)  # a user-defined data module may have none
     mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
     names = getattr(data, "class_names", None) if data.num_classes and has_head else None

@@ -82,10 +82,10 @@ def python_numbers(value: Any) -> Any:
 
 
 EXTRA = ("encoders", "fixed", "method", "partition", "personal", "round", "seed")
-"""What a federation saves beside tensors."""
+"""Entries that a federation saves beside tensors."""
 
 AFTER_0_3_0 = ("has_trained", "rounds_trained", "schedule")
-"""What it saves since, and checkpoints of version 0.3.0 and earlier do not have."""
+"""Entries that checkpoints of version 0.3.0 and earlier do not have."""
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def goes_on(checkpoint: Any) -> bool:
 
 
 def content_fault(checkpoint: Mapping[str, Any]) -> str | None:
-    """What a checkpoint lacks of what loading does not ask for, or asks for late; ``None`` for nothing."""
+    """Fault of a checkpoint that loading would notice late or never; ``None`` for none."""
     state = checkpoint.get("state_dict")
     if not isinstance(state, Mapping) or not isinstance(state.get("_extra_state"), Mapping):
         return "is not of a Federation: it has no clients' states"

@@ -26,7 +26,7 @@ PREVIOUS = "-previous.ckpt"
 
 
 def previous_of(path: Path) -> Path:
-    """Where the checkpoint before a ``last.ckpt`` is kept.
+    """Path at which the checkpoint before a ``last.ckpt`` is kept.
 
     Example:
         >>> from pathlib import Path
