@@ -45,6 +45,10 @@ class AggregationWeights:
     weights: Tensor
 
 
+FORMER_NAMES = {"unsaved": "not_checkpointed", "undoes_clients": "rolls_back_client_states"}
+"""Attributes of servers up to 0.3.0, which nothing reads any more, and their names now."""
+
+
 class Aggregator(nn.Module):
     """Base of every method's server.
 
@@ -75,6 +79,16 @@ class Aggregator(nn.Module):
 
     rolls_back_client_states: ClassVar[bool] = False
     """Whether what clients have stored is undone with a round: for a server that keeps a sum over their states."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse names of attributes that nothing reads any more.
+
+        Raises:
+            ConfigurationError: Says the name now.
+        """
+        super().__init_subclass__(**options)
+        for former in FORMER_NAMES.keys() & vars(cls).keys():
+            raise ConfigurationError(f"{cls.__name__}.{former}: servers call it {FORMER_NAMES[former]} now")
 
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
         super().__init__()

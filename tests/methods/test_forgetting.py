@@ -390,3 +390,9 @@ class WithNestedServer(FedAvg):
 def test_an_aggregator_inside_another_one_is_no_unsaved_state():
     federation = run(partial(WithNestedServer, epochs=1), 2)
     assert torch.equal(federation.server.inner.own.get(0)["a"], torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(("former", "now"), [("unsaved", "not_checkpointed"), ("undoes_clients", "rolls_back_client")])
+def test_a_former_name_is_refused_with_the_new_one(former, now):
+    with pytest.raises(ConfigurationError, match=rf"^Mine\.{former}: servers call it {now}"):
+        type("Mine", (AveragingAggregator,), {former: True})
