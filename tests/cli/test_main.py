@@ -114,3 +114,10 @@ def test_a_word_like_no_subcommand(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["xyzzy"])
     assert "known: fit, validate, " in capsys.readouterr().err
+
+
+def test_a_new_process_knows_every_class_by_its_name():
+    """The parser knows those that are imported; in this process all are."""
+    program = "import sys, pfl_lightning.cli.federated_cli; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert {f"pfl_lightning.{name}" for name in ("datamodules", "engines", "methods", "self_supervised")} <= {*found}

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+# The parser knows classes that are imported by their names alone.
+from pfl_lightning import datamodules, engines, methods, self_supervised  # noqa: F401
 from pfl_lightning.cli.options.messages import explain
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
