@@ -114,7 +114,7 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     load_state(client, task.personal)
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
-    client.recall(split_attributes(task.resume_state or b"")[1])
+    client.recall(split_attributes(task.resume_state)[1] if task.resume_state else b"")
     isolation.sample_frozen(client)
     return replace(task.context, earlier_fits=earlier_fits(client, task))
 

@@ -54,12 +54,13 @@ def naming_clients(*clients: int, round: int) -> Iterator[None]:
         clients: Numbers of the clients that train or are evaluated inside.
         round: Number of the round, from 0.
     """
-    show, name = warnings.showwarning, named_clients(clients)
+    show = warnings.showwarning
 
     def show_named(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
         text = str(message)
         if shown_before(text, category, filename, lineno):
             return
+        name = named_clients(clients)
         if name not in text:
             with suppress(Exception):  # a category with arguments of its own is shown without the name
                 given, message = message, category(f"{name}, round {round + 1}: {text}")

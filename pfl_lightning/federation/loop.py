@@ -17,6 +17,7 @@ from pfl_lightning.federation import outer_trainer as outer
 from pfl_lightning.federation.divergence import MAX_GROWTH, DivergenceGuard
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
+from pfl_lightning.state.checkpoints.writing import PreviousCheckpoints
 from pfl_lightning.state.update_norms import UpdateGuard
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class RoundLoop(L.Callback):
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
         self._loaders = outer.RoundLoaders()
+        self._previous = PreviousCheckpoints()  # those of the Trainer, once a fit starts
         self._eval_cohort_before = self.eval_cohort
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
 
@@ -142,6 +144,7 @@ class RoundLoop(L.Callback):
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
+        self._previous = outer.previous_checkpoints(trainer)
         outer.check_planned(trainer, self.rounds)
         if self.rounds:
             outer.purge_curves(trainer.loggers, self.rounds)
@@ -193,7 +196,7 @@ class RoundLoop(L.Callback):
         self.undone = 0 if growth.fault is None else self.undone + 1
         self._sound = growth.fault is None and growth.factor <= MAX_GROWTH
         if growth.fault is None:
-            outer.previous_checkpoints(trainer).tried()
+            self._previous.tried()
         if self.undone >= MAX_ROLLBACKS:
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
@@ -256,7 +259,7 @@ class RoundLoop(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A finished run keeps its last checkpoint alone, unless the last round may have spoiled it."""
         if self._sound:
-            outer.previous_checkpoints(trainer).tried()
+            self._previous.tried()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round, which is over."""
