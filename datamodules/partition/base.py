@@ -15,7 +15,7 @@ from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
 from pfl_lightning.seeding import DataStream
 
-MOST_CLIENTS = 10_000_000
+MAX_CLIENTS = 10_000_000
 LARGEST_SIZE = 2**31 - 1
 """Bounds of what a rule takes for a number, so that no product of two overflows."""
 
@@ -59,8 +59,8 @@ class Partitioner(ABC):
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         if not isinstance(num_clients, int | np.integer) or isinstance(num_clients, bool) or num_clients < 1:
             raise ValueError(f"num_clients must be a whole number of at least 1, got {num_clients!r}")
-        if num_clients > MOST_CLIENTS:
-            raise ValueError(f"num_clients must be at most {MOST_CLIENTS}, got {num_clients}")
+        if num_clients > MAX_CLIENTS:
+            raise ValueError(f"num_clients must be at most {MAX_CLIENTS}, got {num_clients}")
         check_seed("seed", seed)
         self.num_clients = int(num_clients)
         self.seed = int(seed)

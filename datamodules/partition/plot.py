@@ -17,7 +17,7 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_ROWS, _MOST_COLUMNS = 120, 120
+_MAX_ROWS, _MAX_COLUMNS = 120, 120
 
 
 def plot_partition(
@@ -182,11 +182,11 @@ def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:
 def _summarize(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:
     """Clients to show, their counts and the column names, reduced to a readable number."""
     num_clients, num_classes = counts.shape
-    clients = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _MOST_ROWS)).round().astype(np.int64))
+    clients = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _MAX_ROWS)).round().astype(np.int64))
     shown = counts[clients]
     names = [str(name) for name in class_names]
-    if num_classes > _MOST_COLUMNS:
-        width = -(-num_classes // _MOST_COLUMNS)
+    if num_classes > _MAX_COLUMNS:
+        width = -(-num_classes // _MAX_COLUMNS)
         starts = np.arange(0, num_classes, width)
         shown = np.add.reduceat(shown, starts, axis=1)
         names = [f"{names[start]} ... {names[min(start + width, num_classes) - 1]}" for start in starts]

@@ -31,7 +31,7 @@ class Command:
     """A subcommand without a Trainer.
 
     Attributes:
-        function: ``module:function``; it is called with the list of words that follow the subcommand.
+        function: ``module:function``; it is called with the list of arguments that follow the subcommand.
         help: One line for ``pfl --help``.
     """
 

@@ -40,20 +40,20 @@ def help_text() -> str:
     return HELP.format(commands="\n".join(f"  {name:{width}}  {line}" for name, line in lines.items()))
 
 
-def _answer(words: list[str]) -> bool:
+def _answer(argv: list[str]) -> bool:
     """Answer what needs no import of a subcommand: help, version, and words that are no subcommand."""
-    first = words[0] if words else ""
+    first = argv[0] if argv else ""
     if first in ("-h", "--help"):
         print(help_text())
     elif first == "--version":
         print(f"pfl_lightning {pfl_lightning.__version__}")
-    elif first in TRAINER_COMMANDS and _topic(words) == "":
+    elif first in TRAINER_COMMANDS and _topic(argv) == "":
         print(short_help(first))
-    elif not words:
+    elif not argv:
         sys.stderr.write(f"{help_text()}\n")
         sys.exit(2)
-    elif first.partition("=")[0].endswith(".help") or _is_an_option(first, words[1:]):
-        sys.stderr.write(f"pfl: options follow a subcommand\ndid you mean pfl fit {' '.join(words)}\n")
+    elif first.partition("=")[0].endswith(".help") or _is_an_option(first, argv[1:]):
+        sys.stderr.write(f"pfl: options follow a subcommand\ndid you mean pfl fit {' '.join(argv)}\n")
         sys.exit(2)
     elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
         return False
@@ -110,18 +110,18 @@ def _wait_passively() -> None:
         os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
-def _run(words: list[str], args: list[str] | None) -> None:
+def _run(argv: list[str], args: list[str] | None) -> None:
     _wait_passively()
     _import_from_here()
-    check_config_files(words)
-    if words[0] in OTHER_COMMANDS:
-        pkgutil.resolve_name(OTHER_COMMANDS[words[0]].function)(words[1:])
+    check_config_files(argv)
+    if argv[0] in OTHER_COMMANDS:
+        pkgutil.resolve_name(OTHER_COMMANDS[argv[0]].function)(argv[1:])
     else:
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
-        topic = _topic(words)
+        topic = _topic(argv)
         if topic is not None:
-            return _help_on(topic, words[0])
+            return _help_on(topic, argv[0])
         try:
             FederatedCLI(args=args)
         except UsageError:
@@ -138,9 +138,9 @@ def _import_from_here() -> None:
         sys.path.append(here)
 
 
-def _topic(words: list[str]) -> str | None:
+def _topic(argv: list[str]) -> str | None:
     """What help is asked about: ``pfl fit --help trainer``, also ``pfl fit --trainer.help``; empty: in general."""
-    for option, following in itertools.pairwise([*words[1:], ""]):
+    for option, following in itertools.pairwise([*argv[1:], ""]):
         word, _, topic = option.partition("=")
         if word in ("-h", "--help"):
             return topic or ("" if following.startswith("-") else following)
@@ -187,15 +187,15 @@ def _is_said_by_others(error: Exception) -> bool:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``pfl``."""
-    words = sys.argv[1:] if args is None else args
+    argv = sys.argv[1:] if args is None else args
     _open_streams()
     if args is None:  # this process is pfl
         log_warnings_plainly()
     try:
         with explain_output():
-            if not _answer(words):
+            if not _answer(argv):
                 _quiet()
-                _run(words, args)
+                _run(argv, args)
     except KeyboardInterrupt:  # outside of the Trainer, which the CLI answers for
         sys.exit(130)
     except Exception as error:

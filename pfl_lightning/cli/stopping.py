@@ -66,13 +66,13 @@ def how_to_go_on(arguments: Sequence[str], last: Path) -> str:
     """
     if not last.is_file():
         return f"No round was saved in {last.parent.parent}; the same command starts again."
-    words: list[str] = []
+    argv: list[str] = []
     for word in arguments:
-        if words[-1:] == ["--ckpt_path"]:
-            words.pop()
+        if argv[-1:] == ["--ckpt_path"]:
+            argv.pop()
         elif not word.startswith("--ckpt_path="):
-            words.append(word)
-    return f"Go on after the last finished round with:\npfl {shlex.join([*words, '--ckpt_path', str(last)])}"
+            argv.append(word)
+    return f"Go on after the last finished round with:\npfl {shlex.join([*argv, '--ckpt_path', str(last)])}"
 
 
 @contextmanager

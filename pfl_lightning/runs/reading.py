@@ -37,7 +37,7 @@ from pfl_lightning.runs.results import (
 
 __all__ = ["find_runs", "read_run"]
 
-ASIDE = ("search", "probe", "replaced")
+SKIPPED_FOLDERS = ("search", "probe", "replaced")
 """Folders of a study, beside its runs, that no table is made of."""
 
 SHOWN = 3
@@ -88,7 +88,7 @@ def _is_aside(folder: Path, top: Path) -> bool:
     while folder != top:
         if folder.name.startswith("set_aside_"):
             return True
-        if folder.name in ASIDE and (folder.parent / "runs").is_dir():
+        if folder.name in SKIPPED_FOLDERS and (folder.parent / "runs").is_dir():
             return True
         if folder.name.startswith("trials_") and (folder.parent / "journal.log").is_file():
             return True

@@ -38,7 +38,7 @@ def study(args: list[str]) -> None:
     """``pfl study FILE``: run what is not done of a study, and write its tables.
 
     Args:
-        args: The words behind ``pfl study``.
+        args: The arguments after ``pfl study``.
     """
     parser = study_parser("study", "FILE", DESCRIPTION)
     if not args:
@@ -60,7 +60,7 @@ def reproduce(args: list[str]) -> None:
     """``pfl reproduce NAME``: run a study that ships with the package.
 
     Args:
-        args: The words behind ``pfl reproduce``.
+        args: The arguments after ``pfl reproduce``.
     """
     parser = study_parser("reproduce", "NAME", OF_REPRODUCE)
     arguments = parse_arguments(parser, args)

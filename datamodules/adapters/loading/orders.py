@@ -27,7 +27,7 @@ __all__ = [
     "tell_epoch",
 ]
 
-MOST_PLACES = 1_000_000
+MAX_PLACES = 1_000_000
 """A sampler that gives more than this, and ten times the items that there are, is taken for one without an end."""
 
 
@@ -208,7 +208,7 @@ def tell_epoch(epoch: int, sampler: Any) -> None:
 
 def ending(sampler: Iterable[Any], length: int) -> Iterator[Any]:
     """What a sampler gives, which is not read for ever."""
-    limit = max(MOST_PLACES, 10 * length)
+    limit = max(MAX_PLACES, 10 * length)
     for count, given in enumerate(sampler):
         if count == limit:
             raise ValueError(

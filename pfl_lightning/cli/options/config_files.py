@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["check_config_files", "read_nodes"]
 
 
-def check_config_files(words: Sequence[str]) -> None:
+def check_config_files(argv: Sequence[str]) -> None:
     """Refuse what ``--config`` names if it is a file without a mapping, or one that gives a key twice.
 
     Args:
-        words: The command line.
+        argv: The command line.
 
     Raises:
         UsageError: Names the file and what it holds, and where it is wrong.
     """
-    for word, following in itertools.pairwise([*words, ""]):
+    for word, following in itertools.pairwise([*argv, ""]):
         option, equals, value = word.partition("=")
         if option == "--config" and Path(value if equals else following).is_file():
             _check(Path(value if equals else following))

@@ -132,9 +132,9 @@ class ModuleFederation(UserHooks):
             self.handed.give_back()
             raise
         changes = self.owner.changes
-        changes.begin(self.given_module)
-        changes.warn(type(self.given_module).__name__, self.stage_name == "fit")
-        given = self.given_module.configure_callbacks()
+        changes.begin(self.user_module)
+        changes.warn(type(self.user_module).__name__, self.stage_name == "fit")
+        given = self.user_module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *missing_callbacks(self.trainer, lambda: self.loop, own)]
 
@@ -204,7 +204,7 @@ class ModuleFederation(UserHooks):
 
     def on_train_epoch_end(self) -> None:
         """Look at what the round has made of averaged buffers."""
-        self._averaged_buffers.look(self.given_module, self._sent())
+        self._averaged_buffers.look(self.user_module, self._sent())
 
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
         """What the modules logged, over clients; see :class:`~pfl_lightning.drop_in.outer.logs_over_clients`."""
@@ -228,7 +228,7 @@ class ModuleFederation(UserHooks):
             ConfigurationError: A linear head on features is asked for.
         """
         if personalization.new_head and not self._parts.on_features:
-            name, method = type(self.given_module).__name__, self._parts.method.__name__
+            name, method = type(self.user_module).__name__, self._parts.method.__name__
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} looks for "
                 f"none in {name}: use 'head', which goes on with the head that is there, or 'all', or train by a "

@@ -89,7 +89,7 @@ class ShowsGlobalModel(Federation):
     """The module that the federation was made of, and its copies."""
 
     @property
-    def given_module(self) -> L.LightningModule:
+    def user_module(self) -> L.LightningModule:
         """The module that the federation was made of; when a call of the Trainer is over, it has the global model."""
         return self.owner.module
 
@@ -121,7 +121,7 @@ class ShowsGlobalModel(Federation):
         neither server nor clients. Before the federation is set up, it is the module that was given.
         """
         if not self.is_set_up:
-            return self.given_module
+            return self.user_module
         values = [*self.server.parameters(), *self.server.buffers()]
         known = self._shown
         if known is not None and known.holds is not None and known.holds.are_those_of(values, self.device):
@@ -164,7 +164,7 @@ class ShowsGlobalModel(Federation):
         if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "owner" not in vars(self):
             return False
         own: Any = self.clients.models[0] if self.is_set_up else None
-        module = self.given_module if own is None else own.module
+        module = self.user_module if own is None else own.module
         if any(name in vars(module).get(where, ()) for where in ("_parameters", "_buffers", "_modules")):
             return True
         searches = type(module).__getattr__ is not nn.Module.__getattr__
@@ -177,7 +177,7 @@ class ShowsGlobalModel(Federation):
             method: Name of the method.
             datamodule: The project's data module; ``None`` for none.
         """
-        self._hparams_initial = AttributeDict(logged_hparams(method, self.given_module, datamodule))
+        self._hparams_initial = AttributeDict(logged_hparams(method, self.user_module, datamodule))
         self._log_hyperparams = bool(self._hparams_initial)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class ShowsGlobalModel(Federation):
 
         The method's name is left out: ``load_from_checkpoint`` takes these for arguments of the module.
         """
-        own: Any = self.given_module
+        own: Any = self.user_module
         kept = {n: v for n, v in python_numbers(dict(own.hparams)).items() if plain(n) and plain(v)}
         for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):
             checkpoint.pop(key, None)

@@ -153,7 +153,7 @@ def _generators_kept(inputs: StepInputs) -> Any:
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
-MOST_STATES = 4
+MAX_STATES = 4
 """Sets of Python attributes of a module for which graphs are kept: with its encoder and on features, say."""
 
 NOWHERE = nn.Module()
@@ -211,7 +211,7 @@ class ComputationFactory:
         if found is None:
             # Without the modules, which would be kept alive.
             found = CompiledSteps({name: replace(own, module=NOWHERE) for name, own in attributes.items()})
-            known[:] = [*known[-MOST_STATES + 1 :], found]
+            known[:] = [*known[-MAX_STATES + 1 :], found]
         return found
 
 

@@ -105,24 +105,24 @@ class Run:
         return rounds if isinstance(rounds, int) and rounds > 0 else 0
 
 
-def plan_cells(study: Study, words: Sequence[tuple[str, str]] = ()) -> list[Cell]:
+def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> list[Cell]:
     """The cells of a study's table, by setting, then method, then values of the grid.
 
     Args:
         study: The study.
-        words: Further options of every run, as pairs of path and text.
+        run_options: Further options of every run, as pairs of path and text.
 
     Raises:
         UsageError: Two cells would share a folder, a published figure has no row, the command line has an option of
             the grid or of the search, or something replaces an option of the grid.
     """
-    _check_words(study, words)
+    _check_run_options(study, run_options)
     cells: list[Cell] = []
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
             config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
             for label, point in _grid_points(study.grid):
-                varied = _with_words(with_options(config, point), words)
+                varied = _with_run_options(with_options(config, point), run_options)
                 _check_values(f"{method}{label}", varied, point)
                 if method in study.skip_training:
                     varied = with_option(varied, "trainer.max_epochs", 0)
@@ -202,9 +202,9 @@ def _with_arguments(value: Any) -> str:
     return f"{_short(value)}({', '.join(f'{name}={one}' for name, one in arguments.items())})"
 
 
-def _with_words(config: Config, words: Sequence[tuple[str, str]]) -> Config:
+def _with_run_options(config: Config, run_options: Sequence[tuple[str, str]]) -> Config:
     """A config with options of the command line laid over it; ``config`` names a file of them."""
-    for path, text in words:
+    for path, text in run_options:
         if path == "config":
             config = merge(config, read_yaml(Path(text), "--config"))
         else:
@@ -212,19 +212,19 @@ def _with_words(config: Config, words: Sequence[tuple[str, str]]) -> Config:
     return config
 
 
-def _check_words(study: Study, words: Sequence[tuple[str, str]]) -> None:
+def _check_run_options(study: Study, run_options: Sequence[tuple[str, str]]) -> None:
     """Refuse options of the command line that the study varies, and values for those that take its seeds."""
     varied = [("grid", path) for path in study.grid]
     varied += [("search", path) for path in (study.search.paths if study.search is not None else ())]
     missing = object()
-    for word, text in words:
+    for word, text in run_options:
         content = read_yaml(Path(text), "--config") if word == "config" else {}
         for what, path in varied:
             if short_path(word) == short_path(path) or option_of(content, path, missing) is not missing:
                 said = f"--{word}" if word != "config" else f"{path} of --config {text}"
                 raise UsageError(f"{said} is an option of the study's {what}: change the study file instead")
     taking = {short_path(path) for path in study.seed_options or SEED_OPTIONS}
-    given = [(f"--{path}", path) for path, _ in words]
+    given = [(f"--{path}", path) for path, _ in run_options]
     for said, path in given + [(f"{path} of the study's {what}", path) for what, path in varied]:
         if short_path(path) in taking:
             raise UsageError(

@@ -314,7 +314,7 @@ def test_layers_that_a_callback_adds_are_the_clients_own(tmp_path):
     resumed, _, found = rounds(2, tmp_path / "one.ckpt")
     assert found == after
     assert_same(dict(resumed.global_model().state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
-    assert_same(dict(whole.given_module.state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
+    assert_same(dict(whole.user_module.state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
     assert whole.client_model(1).beside.weight.shape == (5, 6)
 
 
