@@ -26,7 +26,7 @@ SAMPLES = 8
 """Values of each frozen tensor that are looked at: an optimizer's step, or a moving average, changes nearly all."""
 
 SET_BY_ENGINES = frozenset(vars(L.LightningModule())) | {
-    "resume_state",
+    "_resume_state",
     "isolation",
     "logged_metrics",
     "logged_reductions",

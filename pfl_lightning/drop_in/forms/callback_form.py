@@ -22,7 +22,7 @@ from pfl_lightning.drop_in.predictions import first_values
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.names import did_you_mean, method_named
-from pfl_lightning.older_package import as_older, has_older_base, written_class
+from pfl_lightning.older_package import written_class
 from pfl_lightning.state.checkpoints.writing import use_atomic_files
 
 __all__ = ["CallbackForm"]
@@ -169,10 +169,7 @@ class CallbackForm:
             return self.data
         if not given.is_for_evaluation:
             return None
-        found = with_loaders(self.data, given.loaders)
-        if has_older_base(self.data):
-            as_older(found)
-        return found
+        return with_loaders(self.data, given.loaders)
 
     @property
     def _has_own_data(self) -> bool:

@@ -103,6 +103,8 @@ def check_elementwise(optimizer: Optimizer) -> None:
 def uses_batch_index(client: FederatedClient) -> bool:
     """Whether the client's ``training_step`` uses the number of the batch."""
     step = type(client).training_step
+    if client.user_module is not None or step is FederatedClient.training_step:
+        return client.user_module is not None  # to whose step the client hands it on
     code = getattr(step, "__code__", None)
     if code is None or code.co_argcount < 3:
         return True

@@ -267,8 +267,8 @@ def test_silos_take_labels_of_batches():
 def test_the_balanced_loss_counts_classes_that_no_partition_has_read():
     one, _ = fitted(FedRoD, TopicData(), module=Topics(), num_clients=3, cohorts=[range(3)], labels=topic)
     model = one.clients.models[0]
-    assert sorted(model._class_counts) == [0, 1, 2]
-    for client, counts in model._class_counts.items():
+    assert sorted(model.user_module._class_counts) == [0, 1, 2]
+    for client, counts in model.user_module._class_counts.items():
         assert counts.tolist() == one.data.client_data(client).train.class_counts(5).tolist()
 
 
