@@ -51,5 +51,6 @@ nitpicky = True
 nitpick_ignore = [
     ("py:class", "MakeTrainer"),  # a type alias, imported for type checkers alone
     ("py:class", "Clients"),  # of pfl_lightning.state, which has no page
+    ("py:class", "UserModule"),  # of pfl_lightning.drop_in, likewise
 ]
 toc_object_entries_show_parents = "hide"

@@ -17,7 +17,7 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from pfl_lightning.client.declarations import DeclaredParts
+from pfl_lightning.client.declarations import Declarations
 
 __all__ = ["setup"]
 
@@ -93,7 +93,7 @@ def _escape(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
     # Sphinx evaluates the annotations of __init__, but not those of a signature that a class gives.
-    del DeclaredParts.__new__, DeclaredParts.__signature__
+    del Declarations.__new__
     app.connect("missing-reference", _resolve)
     app.connect("autodoc-process-docstring", _plain_attribute, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _escape, priority=900)  # after napoleon
