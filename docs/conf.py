@@ -51,6 +51,6 @@ nitpicky = True
 nitpick_ignore = [
     ("py:class", "MakeTrainer"),  # a type alias, imported for type checkers alone
     ("py:class", "Clients"),  # of pfl_lightning.state, which has no page
-    ("py:class", "UserModule"),  # of pfl_lightning.drop_in, likewise
+    ("py:class", "UserModule"),  # of pfl_lightning.drop_in, which has no page for it
 ]
 toc_object_entries_show_parents = "hide"

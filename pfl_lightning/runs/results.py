@@ -86,14 +86,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A round that was played; seconds and bytes are those since the entry before.
+    """A round that was run; seconds and bytes are those since the entry before.
 
     Attributes:
         round: Its number, from 1.
         clients: How many clients were evaluated after it; 0 for none.
         seconds: Wall time without the evaluation; ``None`` where it is not known, as in runs of earlier versions.
-        bytes_up: Bytes that the clients uploaded; likewise.
-        bytes_down: Bytes that the server sent; likewise.
+        bytes_up: Bytes that the clients uploaded, or ``None``.
+        bytes_down: Bytes that the server sent, or ``None``.
         loss: Mean training loss over the clients of the round.
         test: Mean test accuracy over the evaluated clients.
         validation: Mean validation accuracy over the evaluated clients.

@@ -5,7 +5,7 @@
 ``definition``                           study files, and the runs that they consist of, each with its config
 ``agenda``, ``conduct``                  what one command has to do with a study; the steps in which it does so
 ``check``                                configs are checked before anything is run
-``runner``, ``shared_training``          runs are played, several at once; runs that train alike train once
+``runner``, ``shared_training``          starts runs, several at once; runs that train alike train once
 ``callbacks``, ``display``               a run says how far it is; what is shown of all of them, and the time left
 ``run_state``, ``changed``               how far a run is by its folder; what was made with other options
 ``searches``, ``tuner``, ``trials``      rows whose options are searched; the search with optuna; its trials

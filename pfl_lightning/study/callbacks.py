@@ -20,7 +20,7 @@ __all__ = ["ProgressFile", "ValidationOnly"]
 
 
 METRICS = {"test": "test_accuracy/mean", "validation": "val_accuracy/mean"}
-"""What of a run's metrics is shown while it is played."""
+"""What of a run's metrics is shown while it runs."""
 
 NOTHING = Progress(0, 0, 0.0)
 

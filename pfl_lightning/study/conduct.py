@@ -207,7 +207,7 @@ class Conductor:
         )
         return 1
 
-    # ------------------------------------------------------------------ where runs are played
+    # ------------------------------------------------------------------ where runs take place
 
     @cached_property
     def starter(self) -> Starter:
@@ -220,7 +220,7 @@ class Conductor:
 
     @cached_property
     def processes(self) -> int:
-        """How many runs are played at once."""
+        """How many runs are under way at once."""
         if self.arguments.processes is not None:
             return self.arguments.processes
         found = max(getattr(self.starter, "cores", cores()) // self.arguments.threads, 1)

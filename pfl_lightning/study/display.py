@@ -20,7 +20,7 @@ EVERY = 1.0
 """Seconds between readings of the runs' progress."""
 
 LINE_EVERY = 60.0
-"""Seconds between two lines on the runs that are being played, where there are no bars."""
+"""Seconds between two lines on the runs under way, where there are no bars."""
 
 SCORES = {"nearest_neighbor": "nearest-neighbor score"}
 """What a score is called that is no accuracy."""

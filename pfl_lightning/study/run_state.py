@@ -216,7 +216,7 @@ def _numbers(config: Config) -> Iterator[tuple[str, Any]]:
     yield from ((f"seed {place} of {len(seeds)}", seed) for place, seed in enumerate(seeds))
 
 
-# ---------------------------------------------------------------------- while it is played
+# ---------------------------------------------------------------------- while it runs
 
 
 @dataclass(frozen=True)

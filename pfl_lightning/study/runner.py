@@ -38,7 +38,7 @@ REFUSED = 2
 
 @dataclass
 class _Active:
-    """A run that is being played.
+    """A run under way.
 
     Attributes:
         run: The run.
@@ -60,7 +60,7 @@ class Runner:
     Attributes:
         starter: Starts their processes.
         display: Is told what happens.
-        processes: How many are played at once.
+        processes: How many run at once.
         threads: Threads of each.
         retry: How often a run that failed is tried again; one whose options were refused would fail again.
         shared: Which runs train alike: one of them trains, the others wait and go on after its last checkpoint. By

@@ -22,7 +22,7 @@ from pfl_lightning.study.run_state import finished_folder, last_checkpoint
 __all__ = ["SharedTraining", "Trained", "settle"]
 
 POST_TRAINING_OPTIONS = ("personalize", "run_dir")
-"""Options that change nothing before a run's last round is played."""
+"""Options that change nothing before a run's last round."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Trained:
 class SharedTraining:
     """Which runs of a study train alike.
 
-    The rounds of such runs are the same bit by bit: their configs differ in the section ``personalize`` alone, and
+    The rounds of such runs are the same bit for bit: their configs differ in the section ``personalize`` alone, and
     clients are personalized after the last round. A training is shared only by the command that has begun it: until
     another one is given, the data or a project's own code may have changed.
 
@@ -79,7 +79,7 @@ class SharedTraining:
         return next((found for other in self._begun_by_others(run) if (found := _training_of(other)) is not None), None)
 
     def must_wait(self, run: Run, active: Iterable[Run]) -> bool:
-        """Whether a run waits for one that is being played, since it can go on after that one's training."""
+        """Whether a run waits for one that is under way, since it can go on after that one's training."""
         begun, played = self._begun_by_others(run), {one.folder for one in active}
         ended = any(finished_folder(other) is not None for other in begun)  # if of no use, the others would not be
         return not ended and any(other.folder in played for other in begun)
@@ -100,7 +100,7 @@ class SharedTraining:
 
 
 def training_options(run: Run) -> dict[str, Any]:
-    """The options of a run that have an effect before its last round is played, places of data among them."""
+    """The options of a run that have an effect before its last round, places of data among them."""
     return {path: value for path, value in leaves(run.config).items() if not is_below(path, *POST_TRAINING_OPTIONS)}
 
 

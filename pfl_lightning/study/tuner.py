@@ -109,7 +109,7 @@ class _Trial:
         asked: The trial, as optuna knows it.
         run: Its run.
         lock: What keeps other searches from it.
-        seen: The last round whose accuracy optuna knows; those that are played again after a resume do not count.
+        seen: The last round whose accuracy optuna knows; those that run again after a resume do not count.
         pruned: Whether it was ended early.
     """
 

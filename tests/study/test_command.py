@@ -491,7 +491,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, play):
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_study(tmp_path, play, monkeypatch):
-    """The runs that are being played are ended in order, and the command says what to do."""
+    """The runs under way are ended in order, and the command says what to do."""
 
     def lock(folder):
         if folder.parent.name == "FedPer":

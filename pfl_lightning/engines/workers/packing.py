@@ -193,7 +193,7 @@ def receive(connection: Connection) -> Any:
 
     Raises:
         EOFError: The other process has ended.
-        OSError: Likewise.
+        OSError: The connection is broken.
     """
     content, count = connection.recv()
     buffers = tuple(np.frombuffer(connection.recv_bytes(), dtype=np.uint8) for _ in range(count))

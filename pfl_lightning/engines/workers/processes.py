@@ -33,7 +33,7 @@ class ProcessEngine(WorkerEngine):
     It needs nothing beside the package and starts faster than :class:`~pfl_lightning.engines.RayEngine`, whose protocol
     it shares: a worker gets the data and the architectures once, and for a local fit the broadcast and the client's
     stored state. Data and what the server sends to all clients lie in memory that all workers read. The results equal
-    bit by bit those of the inner engine in one process with as many threads, whatever the number of workers.
+    bit for bit those of the inner engine in one process with as many threads, whatever the number of workers.
 
     If a worker dies, its clients run again on another one. Warnings and log lines of the workers appear in this
     process. Workers end with the run, and with this process, however it ends.

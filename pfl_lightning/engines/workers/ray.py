@@ -28,7 +28,7 @@ class RayEngine(WorkerEngine):
     A worker gets the data and the architectures once. For a local fit it gets the broadcast and the client's stored
     state, and returns the update and the new state. Tensors that the server sends to all clients are sent to every
     worker once a round. Since all randomness derives from (seed, round, client, purpose), the results do not depend on
-    the number of workers, nor on which worker takes which client. On a CPU they equal, bit by bit,
+    the number of workers, nor on which worker takes which client. On a CPU they equal, bit for bit,
     those of the inner engine with as many threads.
 
     If a worker dies, or is lost with its node, its clients run again on another worker. Warnings and log lines of the
