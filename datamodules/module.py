@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from pfl_lightning.checks import as_mistaken_data, check_at_least, check_number, check_seed
+from pfl_lightning.checks import as_mistaken_data, check_at_least, check_between, check_seed
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.clients.division import check_batches, divide
@@ -131,12 +131,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         check_at_least("eval_batch_size", eval_batch_size, 1)
         if test_samples_per_client is not None:
             check_at_least("test_samples_per_client", test_samples_per_client, 1)
-        check_number("validation_share", validation_share)
-        if validation_share >= 1.0:
-            raise ValueError(f"validation_share must be from 0 to below 1, got {validation_share}")
-        check_number("test_share", test_share, strict=True)
-        if test_share >= 1.0:
-            raise ValueError(f"test_share must be between 0 and 1, got {test_share}")
+        check_between("validation_share", validation_share, 0, 1)
+        check_between("test_share", test_share, 0, 1)
         check_seed("seed", seed)
         self.partition = partition
         self.num_clients = partition.num_clients

@@ -59,34 +59,27 @@ def decode_image(path: str, image_size: int | None, channels: Literal[1, 3] = 3)
         The pixels, shape (channels, H, W).
 
     Raises:
-        ValueError: If the file cannot be read, or has too many pixels, or pixels without a known range.
+        ValueError: If the file cannot be read, or has pixels without a known range.
     """
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            _check_kind(image, Image.MAX_IMAGE_PIXELS)
+            _check_kind(image)
             picture = to_bytes(image).convert(_MODES[channels])
     except Exception as error:  # of a damaged file, decoders raise errors of any class
-        raise ValueError(f"cannot read the image {path}: {_words(error)}; replace or remove the file") from error
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"cannot read the image {path}: {what}; replace or remove the file") from error
     if image_size is not None and picture.size != (image_size, image_size):
         picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _check_kind(image: Any, most: int | None) -> None:
-    """Refuse what needs too much memory, which a small file may ask for, and pixels whose range is unknown."""
-    width, height = image.size
-    if most is not None and width * height > most:
-        raise ValueError(f"it has {width} x {height} pixels, more than Pillow's MAX_IMAGE_PIXELS, {most}")
+def _check_kind(image: Any) -> None:
+    """Refuse pixels whose range is unknown."""
     if image.mode == "F" or (image.mode == "I" and image.format not in _SIXTEEN_BITS):
         raise ValueError(
             f"its pixels are {'floats' if image.mode == 'F' else '32-bit numbers'}, whose range is unknown: convert it "
             "to 8 or 16 bits"
         )
-
-
-def _words(error: Exception) -> str:
-    text = str(error).strip()
-    return text if isinstance(error, OSError | ValueError) and text else f"{type(error).__name__}: {text}"

@@ -22,8 +22,7 @@ from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.loaded import warn_unless_federated
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
-from pfl_lightning.datamodules.partition.checks import check_parts
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.older_package import as_lightning
 
 __all__ = ["FromLoaders"]

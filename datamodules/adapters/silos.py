@@ -25,7 +25,7 @@ from pfl_lightning.datamodules.adapters.loading.loader_classes import filled
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.sources import source_of
-from pfl_lightning.datamodules.clients.division import split_validation, without_dropping
+from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.memory import checked_length
@@ -203,8 +203,8 @@ class FromSilos(ItemDataModule):
             if own.drop_last and len(train[client]) < own.batch_size:
                 raise PartitionError(
                     f"drop_last leaves client {client} no batch: it has {len(train[client])} training samples, its "
-                    f"batch_size is {own.batch_size}; lower it to at most {len(train[client])}"
-                    + without_dropping(np.array([len(part) for part in train]), own.batch_size)
+                    f"batch_size is {own.batch_size}; lower it to at most {len(train[client])}, or set drop_last to "
+                    "false"
                 )
         test = split_by_sizes(np.arange(sum(test_sizes)), np.array(test_sizes))
         assert isinstance(self.partition, AsGiven)

@@ -14,8 +14,8 @@ from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, ta
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
     PartitionError,
+    check_parts,
 )
-from pfl_lightning.datamodules.partition.checks import check_parts
 from pfl_lightning.seeding import DataStream
 
 
@@ -222,18 +222,8 @@ def check_batches(division: Division, batch_size: int) -> None:
         raise PartitionError(
             f"drop_last leaves client {short[0]} no batch ({len(short)} such clients): it has "
             f"{sizes[short[0]]} training samples, batch_size is {batch_size}; "
-            f"lower batch_size to at most {sizes[training].min()}" + without_dropping(sizes[training], batch_size)
+            f"lower batch_size to at most {sizes[training].min()} or set drop_last to false"
         )
-
-
-def without_dropping(sizes: Ints, batch_size: int) -> str:
-    """Advice to keep incomplete batches, unless some would have one sample, on which batch normalization cannot train.
-
-    Args:
-        sizes: Training samples of each client.
-        batch_size: Samples in a batch.
-    """
-    return "" if (sizes % batch_size == 1).any() else " or set drop_last to false"
 
 
 def _split_pool(labels: Ints, test_share: float, seed: int) -> tuple[Ints, Ints]:

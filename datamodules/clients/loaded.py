@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pfl_lightning.datamodules.clients.division import Division, IndexLists
-from pfl_lightning.datamodules.clients.public import public_split
+from pfl_lightning.datamodules.clients.division import Division
 from pfl_lightning.datamodules.clients.samples import Samples, broken_places
-from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientSplit
+from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientSplit, JoinedSplit, PublicSplit
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
-from pfl_lightning.datamodules.clients.views import ClientView, ViewedSplit, check_views, describe_views, views_to_bytes
+from pfl_lightning.datamodules.clients.views import ClientView, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, class_counts
 from pfl_lightning.seeding import DataStream
-
-__all__ = ["warn_of_samples"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,11 @@ class LoadedData:
     @cached_property
     def public(self) -> ClientSplit | None:
         """Public samples, the same object for all clients; None if there are none."""
-        return public_split(self.samples, self.transform)
+        inputs, plain = self.samples.public_inputs, replace(self.transform, augmentations=())
+        if inputs is None:
+            return None
+        targets = torch.tensor(NO_LABEL).expand(len(inputs))
+        return PublicSplit(inputs, targets, torch.arange(len(inputs)), plain, self.samples.public_targets)
 
     def client_data(self, client: int) -> ClientData:
         """Splits of one client, through its view."""
@@ -67,15 +66,16 @@ class LoadedData:
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
-        # Most clients see the samples as they are stored: their parts need no view in between.
-        split = ClientSplit if view.is_identity else partial(ViewedSplit, view=view)
         none = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
         unlabeled = none if samples.unlabeled_inputs is None else samples.unlabeled_inputs
+        no_labels = torch.tensor(NO_LABEL).expand(len(unlabeled))
+        seen = None if view.is_identity else view
+        turned = ClientView(view.rotation) if view.rotation else None
         return ClientData(
-            train=split(inputs, targets, division.train[client], self.transform),
-            validation=split(inputs, targets, division.validation[client], self.transform),
-            test=split(test_inputs, test_targets, division.test[client], self.transform),
-            unlabeled=unlabeled_split(unlabeled, division.unlabeled[client], self.transform, view),
+            train=ClientSplit(inputs, targets, division.train[client], self.transform, seen),
+            validation=ClientSplit(inputs, targets, division.validation[client], self.transform, seen),
+            test=ClientSplit(test_inputs, test_targets, division.test[client], self.transform, seen),
+            unlabeled=ClientSplit(unlabeled, no_labels, division.unlabeled[client], self.transform, turned),
         )
 
     def class_counts(self) -> Ints:
@@ -106,39 +106,31 @@ def warn_of_samples(samples: Samples, division: Division) -> None:
         samples: The whole data set.
         division: Every client's indices.
     """
-    test = samples.train_inputs if samples.test_inputs is None else samples.test_inputs
-    trained, scored = (
-        "a client that trains on them may be left out of the federation",
-        "the scores on them mean nothing",
-    )
-    for what, inputs, lists, then in (
-        ("training", samples.train_inputs, division.train, trained),
-        ("validation", samples.train_inputs, division.validation, scored),
-        ("test", test, division.test, scored),
-        ("unlabeled", samples.unlabeled_inputs, division.unlabeled, trained),
+    train = samples.train_inputs
+    test = train if samples.test_inputs is None else samples.test_inputs
+    for what, inputs, lists in (
+        ("training", train, division.train),
+        ("validation", train, division.validation),
+        ("test", test, division.test),
+        ("unlabeled", samples.unlabeled_inputs, division.unlabeled),
     ):
-        if inputs is not None:
-            _warn_of_broken(what, inputs, lists, then)
-    found = samples.train_targets.unique()
-    if len(found) == 1 and samples.train_inputs.dim() > 1:
+        broken = [] if inputs is None else broken_places(inputs)
+        found = [np.intersect1d(own, broken) for own in lists.arrays()] if broken else []
+        if clients := [client for client, own in enumerate(found) if len(own)]:
+            others = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
+            warnings.warn(
+                f"{what} items of client {clients[0]}{others} have values that are not finite ({len(broken)} of "
+                f"{len(inputs)} items, the first of this client: item {found[clients[0]][0]}): NaN, infinite, or too "
+                f"large for {inputs.dtype}. They are kept unchanged: a client that trains on them may be left out of "
+                "the federation, and scores on them mean nothing. Remove or correct these items",
+                stacklevel=4,
+            )
+    classes = samples.train_targets.unique()
+    if len(classes) == 1 and train.dim() > 1:
         warnings.warn(
-            f"all {len(samples.train_targets)} training items have class {int(found)}, so that any model that always "
+            f"all {len(samples.train_targets)} training items have class {int(classes)}, so that any model that always "
             "answers with it is right: correct the labels, or give items of other classes",
             stacklevel=4,
-        )
-
-
-def _warn_of_broken(what: str, inputs: Tensor, lists: IndexLists, then: str) -> None:
-    broken = broken_places(inputs)
-    clients = [client for client in range(len(lists)) if np.isin(lists[client].numpy(), broken).any()] if broken else []
-    if clients:
-        own = np.intersect1d(lists[clients[0]].numpy(), broken)
-        others = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
-        warnings.warn(
-            f"{what} items of client {clients[0]}{others} have values that are not finite ({len(broken)} of "
-            f"{len(inputs)} items, the first of this client: item {own[0]}): NaN, infinite, or too large for "
-            f"{inputs.dtype}. They are kept unchanged; {then}. Remove or correct these items",
-            stacklevel=5,
         )
 
 
@@ -162,69 +154,6 @@ class ClientData:
     def train_and_unlabeled(self) -> ClientSplit:
         """Training split of a self-supervised method; unlabeled samples have the class -1."""
         return JoinedSplit(self.train, self.unlabeled) if len(self.unlabeled) else self.train
-
-
-class JoinedSplit(ClientSplit):
-    """Two splits of one client as one: the samples of the first, then those of the second.
-
-    Args:
-        first: A split.
-        second: A split with inputs of the same shape and dtype, and the same transform.
-
-    Example:
-        >>> import torch
-        >>> from pfl_lightning.datamodules import BatchTransform, ClientSplit
-        >>> labeled = ClientSplit(torch.rand(2, 4), torch.tensor([3, 5]), torch.arange(2), BatchTransform())
-        >>> unlabeled = ClientSplit(torch.rand(1, 4), torch.tensor([-1]), torch.arange(1), BatchTransform())
-        >>> both = JoinedSplit(labeled, unlabeled)
-        >>> both.targets.tolist(), both.raw_inputs.shape
-        ([3, 5, -1], torch.Size([3, 4]))
-    """
-
-    def __init__(self, first: ClientSplit, second: ClientSplit) -> None:
-        self.indices = torch.cat([first.indices, second.indices])  # each into the stored samples of its split
-        self.transform = first.transform
-        self._joined = (first, second)
-
-    @property
-    def targets(self) -> Tensor:
-        """Classes of the samples, shape (n,), int64."""
-        return torch.cat([split.targets for split in self._joined])
-
-    @property
-    def raw_inputs(self) -> Tensor:
-        """Stored inputs of the samples, shape (n, ...), as the client sees them."""
-        return torch.cat([split.raw_inputs for split in self._joined])
-
-    def select(self, positions: Tensor) -> ClientSplit:
-        """Refuse, since positions alone do not identify the split.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError("cannot select from labeled and unlabeled samples together: select from one of the two splits")
-
-    def split(self, size: int) -> Iterator[ClientSplit]:
-        """Consecutive pieces, first of one split, then of the other.
-
-        Args:
-            size: Samples in a piece; the last of each split may have fewer.
-        """
-        for split in self._joined:
-            yield from split.split(size)
-
-
-def unlabeled_split(inputs: Tensor, indices: Tensor, transform: BatchTransform, view: ClientView) -> ViewedSplit:
-    """Split of a client's unlabeled samples, seen through its view.
-
-    Args:
-        inputs: Stored inputs of all unlabeled samples, shape (N, ...).
-        indices: The client's samples, shape (n,), int64.
-        transform: Normalization and augmentation.
-        view: The client's view of its samples; its label map is ignored.
-    """
-    targets = torch.tensor(NO_LABEL).expand(len(inputs))
-    return ViewedSplit(inputs, targets, indices, transform, replace(view, label_map=None))
 
 
 def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:

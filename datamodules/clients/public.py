@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientSplit
-from pfl_lightning.datamodules.clients.transforms import BatchTransform
+from pfl_lightning.datamodules.datasets.image_cache import decode_images, images_in, list_folders
 from pfl_lightning.seeding import DataStream
-
-HOLD_BACK = "give 'public' a number of training samples to hold back"
 
 
 def with_public(
@@ -72,80 +68,18 @@ def with_public(
     )
 
 
-class PublicSplit(ClientSplit):
-    """Public samples, whose targets are -1.
-
-    Args:
-        inputs: See :class:`ClientSplit`.
-        targets: See :class:`ClientSplit`.
-        indices: See :class:`ClientSplit`.
-        transform: See :class:`ClientSplit`.
-        classes: Classes of the whole data set, shape (N,), where they are known; None otherwise.
-    """
-
-    def __init__(
-        self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform, classes: Tensor | None = None
-    ) -> None:
-        super().__init__(inputs, targets, indices, transform)
-        self._classes = classes
-
-    @property
-    def classes(self) -> Tensor | None:
-        """Classes of the samples, shape (n,), for methods that train on them; None for images of a folder."""
-        return None if self._classes is None else self._classes.index_select(0, self.indices)
-
-
-def public_split(samples: Samples, transform: BatchTransform) -> PublicSplit | None:
-    """Split of all public samples, as every client sees them; None if there are none."""
-    inputs = samples.public_inputs
-    if inputs is None:
-        return None
-    targets = torch.tensor(NO_LABEL).expand(len(inputs))
-    plain = replace(transform, augmentations=())
-    return PublicSplit(inputs, targets, torch.arange(len(inputs)), plain, samples.public_targets)
-
-
 def _read_folder(folder: Path, like: Tensor, image_size: int | None) -> Tensor:
-    """Images in a folder or in its subfolders, with the channels and of the size of the training images."""
-    from pfl_lightning.datamodules.datasets.image_cache import decode_images, has_images, list_folders, list_images
-
-    if not folder.is_dir():
+    """Images in a folder and in its subfolders, with the channels of the training images."""
+    if like.dim() != 4 or like.dtype != torch.uint8 or like.shape[1] not in (1, 3):
+        raise ValueError(
+            f"the public images in '{folder}' need clients' samples that are images of bytes with one or three "
+            f"channels, these are {like.dtype} of shape {tuple(like.shape[1:])}: give 'public' a number of training "
+            "samples to hold back"
+        )
+    folders = [folder, *(folder / name for name in list_folders(folder))] if folder.is_dir() else []
+    files = [file for own in folders for file in images_in(own)]
+    if not files:
         raise FileNotFoundError(
-            f"no folder of public images at '{folder}': set 'public' to where it is, or to a number of training samples"
+            f"no public images in '{folder}': set 'public' to where they are, or to a number of training samples"
         )
-    channels = _channels(folder, like)
-    below = list_folders(folder)
-    files = list_images(folder)[0] if below else []
-    if not below or has_images(folder):
-        files = list_images(folder.parent, [folder.name])[0] + files
-    images = torch.from_numpy(decode_images(files, image_size, channels))
-    (height, width), (own_height, own_width) = images.shape[2:], like.shape[2:]
-    if (height, width) != (own_height, own_width):
-        raise ValueError(
-            f"the public images in '{folder}' are {width} x {height} pixels, the clients' samples {own_width} x "
-            f"{own_height} (width x height): one model takes both, so scale the images to {own_width} x {own_height}, "
-            f"or {HOLD_BACK}"
-        )
-    return images
-
-
-def _channels(folder: Path, like: Tensor) -> Literal[1, 3]:
-    """Channels as which the images of a folder are read, those of the training images."""
-    if like.dim() != 4:
-        raise ValueError(
-            f"public images in '{folder}' for clients whose samples have the shape {tuple(like.shape[1:])}: images "
-            f"have channels, height and width; {HOLD_BACK}"
-        )
-    if like.dtype != torch.uint8:
-        raise ValueError(
-            f"the public images in '{folder}' are bytes, torch.uint8, the clients' samples {like.dtype}: let 'load' "
-            f"give its images as bytes, or {HOLD_BACK}"
-        )
-    if like.shape[1] == 1:
-        return 1
-    if like.shape[1] == 3:
-        return 3
-    raise ValueError(
-        f"the public images in '{folder}' can be read as gray, one channel, or as colors, three channels, but the "
-        f"clients' samples have {like.shape[1]} channels: {HOLD_BACK}"
-    )
+    return torch.from_numpy(decode_images(files, image_size, 1 if like.shape[1] == 1 else 3))

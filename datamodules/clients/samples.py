@@ -62,12 +62,7 @@ class Samples:
             raise ValueError("test_inputs and test_targets must be given together, or neither")
         if self.test_inputs is not None and self.test_targets is not None:
             _check_pairs("test", self.test_inputs, self.test_targets, len(self.class_names))
-            if self.test_inputs.shape[1:] != self.train_inputs.shape[1:]:
-                raise ValueError(
-                    f"training inputs have shape {tuple(self.train_inputs.shape[1:])}, "
-                    f"test inputs {tuple(self.test_inputs.shape[1:])}: both must be the same"
-                )
-            _check_scale(self.train_inputs, self.test_inputs)
+            _check_alike("test", self.test_inputs, self.train_inputs)
         if self.train_domains is not None:
             _check_domains(self.train_domains, len(self.train_targets), len(self.domain_names))
         if self.unlabeled_inputs is not None:
@@ -76,7 +71,10 @@ class Samples:
             _check_alike("public", self.public_inputs, self.train_inputs)
             if self.public_targets is not None:
                 _check_pairs("public", self.public_inputs, self.public_targets, len(self.class_names))
-            _check_finite("public", self.public_inputs)
+            if wrong := len(broken_places(self.public_inputs)):  # of one client's own, that client is left out
+                raise ValueError(
+                    f"{wrong} of {len(self.public_inputs)} public samples hold NaN or infinite numbers: leave them out"
+                )
 
     @property
     def num_unlabeled(self) -> int:
@@ -112,28 +110,6 @@ def _with_channel(inputs: Tensor | None) -> Tensor | None:
     return inputs
 
 
-def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:
-    if others.shape[1:] != inputs.shape[1:] or others.dtype != inputs.dtype:
-        raise ValueError(
-            f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, {what} inputs "
-            f"{others.dtype} of shape {tuple(others.shape[1:])}: both must be the same"
-        )
-
-
-def _check_scale(train: Tensor, test: Tensor) -> None:
-    """Refuse bytes beside numbers up to 255: bytes alone are divided by 255."""
-    if (train.dtype == torch.uint8) == (test.dtype == torch.uint8):
-        return
-    others, what = (test, "test") if train.dtype == torch.uint8 else (train, "training")
-    finite = others[others.isfinite()] if others.is_floating_point() else others
-    if finite.numel() and not 0 <= float(finite.min()) <= float(finite.max()) <= 1:
-        raise ValueError(
-            f"training inputs are {train.dtype}, test inputs {test.dtype}: bytes are divided by 255, and the {what} "
-            f"inputs go from {float(finite.min()):g} to {float(finite.max()):g}, so that both would not be on one "
-            "scale. Give both as bytes, or both as numbers"
-        )
-
-
 def broken_places(inputs: Tensor) -> list[int]:
     """Positions of inputs with values that are not finite, found without a loop over single inputs."""
     if not inputs.is_floating_point() or not len(inputs):
@@ -142,24 +118,22 @@ def broken_places(inputs: Tensor) -> list[int]:
     return torch.cat(finite).logical_not().nonzero().flatten().tolist()
 
 
-def _check_finite(what: str, inputs: Tensor) -> None:
-    """Of samples that one client alone has, that client is left out; these would leave out all."""
-    wrong = len(broken_places(inputs))
-    if wrong:
-        raise ValueError(f"{wrong} of {len(inputs)} {what} samples hold NaN or infinite numbers: leave them out")
+def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:
+    """Refuse inputs of another shape or type: bytes alone are divided by 255."""
+    if others.shape[1:] != inputs.shape[1:] or others.dtype != inputs.dtype:
+        raise ValueError(
+            f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, {what} inputs "
+            f"{others.dtype} of shape {tuple(others.shape[1:])}: both must be the same"
+        )
 
 
 def _check_domains(domains: Tensor, num_samples: int, num_domains: int) -> None:
-    if domains.shape != (num_samples,) or domains.dtype != torch.int64:
+    fits = domains.shape == (num_samples,) and domains.dtype == torch.int64
+    if not fits or int(domains.min()) < 0 or int(domains.max()) >= num_domains:
         raise ValueError(
-            f"train_domains must be one int64 a sample, {num_samples} in all, got {domains.dtype} of shape "
-            f"{tuple(domains.shape)}"
-        )
-    lowest, highest = int(domains.min()), int(domains.max())
-    if lowest < 0 or highest >= num_domains:
-        raise ValueError(
-            f"train_domains are from {lowest} to {highest}, domain_names has {num_domains} names: give a name for "
-            "each domain, from 0"
+            f"train_domains must be one int64 a sample, {num_samples} in all, below the number of domain_names, "
+            f"{num_domains}, got {domains.dtype} of shape {tuple(domains.shape)}, from {int(domains.min())} to "
+            f"{int(domains.max())}"
         )
 
 
@@ -170,22 +144,18 @@ def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -
                 f"{what} {name} must be a tensor, got a {type(given).__name__}: give torch.as_tensor(...), of "
                 "numbers; classes are numbered from 0"
             )
-    other = "; numbers to predict, or several labels a sample, need a LightningModule of your own (federate)"
-    if len(inputs) != len(targets) or len(inputs) == 0 or targets.ndim != 1:
+    if len(inputs) != len(targets) or len(inputs) == 0 or targets.ndim != 1 or targets.dtype != torch.int64:
         raise ValueError(
-            f"{what} set: expected one class a sample, got {len(inputs)} inputs, targets {tuple(targets.shape)}"
-            f"{other if targets.ndim > 1 else ''}"
+            f"{what} targets must be int64, one class a sample, got {targets.dtype} of shape {tuple(targets.shape)} "
+            f"for {len(inputs)} inputs; numbers to predict, or several labels a sample, need a LightningModule of your "
+            "own (federate)"
         )
-    if targets.dtype != torch.int64:
-        raise ValueError(
-            f"{what} targets must be int64, got {targets.dtype}{other if targets.is_floating_point() else ''}"
-        )
-    lowest, highest = int(targets.min()), int(targets.max())
-    if lowest < 0 or highest >= num_classes:
-        wrong = (targets < 0) | (targets >= num_classes)
+    wrong = ((targets < 0) | (targets >= num_classes)).nonzero().flatten()
+    if len(wrong):
+        lowest, highest = int(targets.min()), int(targets.max())
         remedy = "subtract 1 from the labels" if lowest == 1 and highest == num_classes else "correct these labels"
         raise ValueError(
             f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}: class_names has "
-            f"{num_classes} name{'s' * (num_classes != 1)}, which {int(wrong.sum())} of {len(targets)} targets are "
-            f"outside of (the first: item {int(wrong.nonzero()[0])}); {remedy}, or name all classes"
+            f"{num_classes} names, which {len(wrong)} of {len(targets)} targets are outside of (the first: item "
+            f"{int(wrong[0])}); {remedy}, or name all classes"
         )

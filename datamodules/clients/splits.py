@@ -1,4 +1,4 @@
-"""A client's train, validation or test split: an index list into tensors that all clients share."""
+"""Splits: the samples of a client, or those that all clients have, as index lists into shared tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader
 from pfl_lightning.datamodules.clients.transforms import BatchTransform
+from pfl_lightning.datamodules.clients.views import ClientView
 
 NO_LABEL = -1
 """Target of a sample without a label."""
@@ -29,6 +30,7 @@ class ClientSplit:
         targets: Classes of the whole data set, shape (N,), int64.
         indices: Samples of this split, shape (n,), int64.
         transform: Normalization and augmentation.
+        view: The client's view of its samples; None for the samples as they are stored.
 
     Example:
         >>> import torch
@@ -43,9 +45,17 @@ class ClientSplit:
 
     datamodule: LightningDataModule | None = None
 
-    def __init__(self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        indices: Tensor,
+        transform: BatchTransform,
+        view: ClientView | None = None,
+    ) -> None:
         self.indices = indices
         self.transform = transform
+        self.view = view
         self._inputs = inputs
         self._targets = targets
 
@@ -54,13 +64,15 @@ class ClientSplit:
 
     @property
     def targets(self) -> Tensor:
-        """Classes of the samples, shape (n,), int64."""
-        return self._targets.index_select(0, self.indices)
+        """Classes of the samples as the client sees them, shape (n,), int64."""
+        stored = self._targets.index_select(0, self.indices)
+        return stored if self.view is None else self.view.targets(stored)
 
     @property
     def raw_inputs(self) -> Tensor:
-        """Stored inputs of the samples, shape (n, ...), before augmentation and normalization."""
-        return self._inputs.index_select(0, self.indices)
+        """Inputs of the samples as the client sees them, shape (n, ...), before augmentation and normalization."""
+        stored = self._inputs.index_select(0, self.indices)
+        return stored if self.view is None else self.view.inputs(stored)
 
     def split(self, size: int) -> Iterator[ClientSplit]:
         """Consecutive pieces of this split, for passes that must not hold all inputs at once.
@@ -143,3 +155,76 @@ class ClientSplit:
             augment=augment,
             views=views,
         )
+
+
+class PublicSplit(ClientSplit):
+    """Public samples, whose targets are -1.
+
+    Args:
+        inputs: See :class:`ClientSplit`.
+        targets: See :class:`ClientSplit`.
+        indices: See :class:`ClientSplit`.
+        transform: See :class:`ClientSplit`.
+        classes: Classes of the whole data set, shape (N,), where they are known; None otherwise.
+    """
+
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform, classes: Tensor | None = None
+    ) -> None:
+        super().__init__(inputs, targets, indices, transform)
+        self._classes = classes
+
+    @property
+    def classes(self) -> Tensor | None:
+        """Classes of the samples, shape (n,), for methods that train on them; None for images of a folder."""
+        return None if self._classes is None else self._classes.index_select(0, self.indices)
+
+
+class JoinedSplit(ClientSplit):
+    """Two splits of one client as one: the samples of the first, then those of the second.
+
+    Args:
+        first: A split.
+        second: A split with inputs of the same shape and dtype, and the same transform.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.datamodules import BatchTransform, ClientSplit
+        >>> labeled = ClientSplit(torch.rand(2, 4), torch.tensor([3, 5]), torch.arange(2), BatchTransform())
+        >>> unlabeled = ClientSplit(torch.rand(1, 4), torch.tensor([-1]), torch.arange(1), BatchTransform())
+        >>> both = JoinedSplit(labeled, unlabeled)
+        >>> both.targets.tolist(), both.raw_inputs.shape
+        ([3, 5, -1], torch.Size([3, 4]))
+    """
+
+    def __init__(self, first: ClientSplit, second: ClientSplit) -> None:
+        self.indices = torch.cat([first.indices, second.indices])  # each into the stored samples of its split
+        self.transform = first.transform
+        self._joined = (first, second)
+
+    @property
+    def targets(self) -> Tensor:
+        """Classes of the samples, shape (n,), int64."""
+        return torch.cat([split.targets for split in self._joined])
+
+    @property
+    def raw_inputs(self) -> Tensor:
+        """Stored inputs of the samples, shape (n, ...), as the client sees them."""
+        return torch.cat([split.raw_inputs for split in self._joined])
+
+    def select(self, positions: Tensor) -> ClientSplit:
+        """Refuse, since positions alone do not identify the split.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("cannot select from labeled and unlabeled samples together: select from one of the two splits")
+
+    def split(self, size: int) -> Iterator[ClientSplit]:
+        """Consecutive pieces, first of one split, then of the other.
+
+        Args:
+            size: Samples in a piece; the last of each split may have fewer.
+        """
+        for split in self._joined:
+            yield from split.split(size)

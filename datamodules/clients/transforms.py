@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
-
-__all__ = ["Augmentation", "BatchTransform", "RandomCrop", "RandomFlip", "channel_statistics"]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.clients.splits import ClientSplit
-from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.counting import Ints
 
 
@@ -79,34 +77,6 @@ class ClientView:
         return seen
 
 
-class ViewedSplit(ClientSplit):
-    """A client's split seen through its view.
-
-    Args:
-        inputs: Stored inputs of the whole data set, shape (N, ...).
-        targets: Stored classes of the whole data set, shape (N,), int64.
-        indices: Samples of this split, shape (n,), int64.
-        transform: Normalization and augmentation.
-        view: The client's view of its samples.
-    """
-
-    def __init__(
-        self, inputs: Tensor, targets: Tensor, indices: Tensor, transform: BatchTransform, view: ClientView
-    ) -> None:
-        super().__init__(inputs, targets, indices, transform)
-        self.view = view
-
-    @property
-    def targets(self) -> Tensor:
-        """Classes as the client sees them, shape (n,), int64."""
-        return self.view.targets(super().targets)
-
-    @property
-    def raw_inputs(self) -> Tensor:
-        """Inputs as the client sees them, shape (n, ...), before augmentation and normalization."""
-        return self.view.inputs(super().raw_inputs)
-
-
 def rotate_images(images: Tensor, degrees: float, chunk: int = 1024) -> Tensor:
     """Images rotated counter-clockwise.
 
@@ -147,16 +117,12 @@ def check_views(views: Sequence[ClientView], input_shape: Sequence[int]) -> None
     """
     shape = tuple(input_shape)
     for client, view in enumerate(views):
-        if view.rotation and len(shape) != 3:
+        quarter = view.rotation in (90.0, 270.0)
+        if view.rotation and (len(shape) != 3 or (quarter and shape[1] != shape[2])):
             raise ValueError(
                 f"client {client} sees its inputs rotated by {view.rotation:g} degrees, which needs images of shape "
-                f"(C, H, W); the inputs have shape {shape}: do not use FeatureShift with such data"
-            )
-        if view.rotation in (90.0, 270.0) and shape[1] != shape[2]:
-            raise ValueError(
-                f"client {client} sees its images rotated by {view.rotation:g} degrees, which would make "
-                f"{shape[2]} x {shape[1]} (width x height) into {shape[1]} x {shape[2]}: give square images "
-                "(image_size), or angles other than 90 and 270"
+                f"(C, H, W), and square ones for 90 and 270 degrees; the inputs have shape {shape}: give such images "
+                "(image_size), or other angles"
             )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
-import stat
 import time
 import warnings
 from collections.abc import Sequence
@@ -17,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 
-from pfl_lightning.datamodules.memory import check_memory
 from pfl_lightning.datamodules.pictures import Pixels, decode_image
 from pfl_lightning.errors import DiskFullError
 from pfl_lightning.state.files import replace_file
@@ -56,17 +53,27 @@ def list_folders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def has_images(folder: Path) -> bool:
-    """Whether images lie in a folder itself."""
-    with os.scandir(folder) as entries:
-        return any(_is_image(entry) for entry in entries)
+def images_in(folder: Path, label: int = 0) -> list[ImageFile]:
+    """Images that lie in a folder itself, sorted by name.
+
+    Args:
+        folder: The folder. Hidden files, and files that are no images by their suffix, are ignored.
+        label: Their class.
+
+    Raises:
+        FileNotFoundError: If an image is a broken link.
+    """
+    with os.scandir(folder) as scanned:
+        found = [entry for entry in scanned if entry.name.lower().endswith(_ENDINGS) and entry.name[0] != "."]
+        files = [(entry.path, entry.stat()) for entry in sorted(found, key=lambda entry: entry.name)]
+    return [ImageFile(path, label, own.st_size, own.st_mtime_ns) for path, own in files]
 
 
 def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[list[ImageFile], list[str]]:
     """List the images of a folder that has one folder per class.
 
     Args:
-        folder: The folder. Hidden files, and files that are no images by their suffix, are ignored.
+        folder: The folder.
         classes: The class folders to list, in this order; None for all.
 
     Returns:
@@ -74,46 +81,26 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
 
     Raises:
         FileNotFoundError: If there is no class folder, or a class folder has no images.
-        ValueError: If what is named as an image is no file but a folder, a pipe or a broken link.
     """
     names = list_folders(folder) if classes is None else list(classes)
     if not names:
         raise FileNotFoundError(f"no class folders in {folder}: expected {folder}/<class>/<image file>")
     files: list[ImageFile] = []
     for label, name in enumerate(names):
-        with os.scandir(folder / name) as scanned:
-            entries = sorted(scanned, key=lambda entry: entry.name)
-        images = [entry for entry in entries if _is_image(entry)]
-        below = [entry.name for entry in entries if not _is_image(entry) and entry.is_dir() and entry.name[0] != "."]
-        if below:
+        if below := list_folders(folder / name):
             warnings.warn(
-                f"the class folder {folder / name} has folders of its own, which are not read: {', '.join(below[:3])}"
-                f"{', ...' if len(below) > 3 else ''}. Move their images up",
+                f"the class folder {folder / name} has folders of its own, which are not read: {', '.join(below[:3])}. "
+                "Move their images up",
                 stacklevel=2,
             )
+        images = images_in(folder / name, label)
         if not images:
             raise FileNotFoundError(
                 f"no images in the class folder {folder / name}: expected files ending in {', '.join(_ENDINGS)}; "
                 "remove the folder if the class is not wanted"
             )
-        for entry in images:
-            files.append(_image_file(entry, label))
+        files += images
     return files, names
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith(".")
-
-
-def _image_file(entry: os.DirEntry[str], label: int) -> ImageFile:
-    try:
-        found = entry.stat()
-        reason = "" if stat.S_ISREG(found.st_mode) else "it is no file but a folder, a pipe or a device"
-    except OSError as error:
-        reason = f"broken link, {error.strerror}" if entry.is_symlink() else str(error.strerror)
-    if reason:  # a pipe would be waited for without an end
-        raise ValueError(f"cannot read the image {entry.path}: {reason}; replace or remove it")
-    return ImageFile(entry.path, label, found.st_size, found.st_mtime_ns)
 
 
 def load_images(
@@ -156,16 +143,10 @@ def decode_images(files: list[ImageFile], image_size: int | None, channels: Lite
         The pixels, shape (N, channels, H, W).
 
     Raises:
-        ValueError: If a file cannot be read, sizes differ and ``image_size`` is None, or memory is too small.
+        ValueError: If a file cannot be read, or sizes differ and ``image_size`` is None.
     """
     first = decode_image(files[0].path, image_size, channels)
-    shape = (len(files), *first.shape)
-    check_memory(
-        f"{len(files)} images of {first.shape[2]} x {first.shape[1]} pixels, such as {files[0].path},",
-        math.prod(shape),
-        "set image_size to a smaller side",
-    )
-    pixels = np.empty(shape, dtype=np.uint8)
+    pixels = np.empty((len(files), *first.shape), dtype=np.uint8)
 
     def decode(start: int) -> None:
         for place in range(start, min(start + chunk, len(files))):

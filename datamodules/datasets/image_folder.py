@@ -17,7 +17,7 @@ from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.datasets.image_cache import (
     ImageFile,
     default_cache_dir,
-    has_images,
+    images_in,
     list_folders,
     list_images,
     load_images,
@@ -28,8 +28,14 @@ from pfl_lightning.datamodules.partition.base import Partitioner
 log = logging.getLogger(__name__)
 
 
-class CachedImages(FederatedDataModule):
-    """Base of folders of images, which are decoded once.
+class ImageFolder(FederatedDataModule):
+    """Folder of images with one folder per class: CIFAR-10 as files, CINIC-10, PACS and the like.
+
+    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. Samples are in this order, which the
+    indices of a partition file count in: classes sorted by name, files sorted by name. Without a ``test`` folder, a
+    share of the images (``test_share``) is held out for tests. A ``valid`` or ``val`` folder next to ``train`` is
+    ignored, as every client has its own validation split. Images are decoded once and kept as one array in a cache
+    file, which is rebuilt when a file changes.
 
     Args:
         partition: Rule that assigns the samples to clients.
@@ -58,36 +64,6 @@ class CachedImages(FederatedDataModule):
         self.image_size = image_size
         self.cache_dir = cache_dir
 
-    def pixels_of(self, files: list[ImageFile], choice: str = "") -> Tensor:
-        """The pixels of images, decoded or from the cache.
-
-        Args:
-            files: The images.
-            choice: What else than the root and the size tells one cache from another.
-        """
-        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
-        return torch.from_numpy(load_images(files, Path(self.root), self.image_size, cache_dir, choice))
-
-
-class ImageFolder(CachedImages):
-    """Folder of images with one folder per class: CIFAR-10 as files, CINIC-10, PACS and the like.
-
-    It has ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone. Samples are in this order, which the
-    indices of a partition file count in: classes sorted by name, files sorted by name. Without a ``test`` folder, a
-    share of the images (``test_share``) is held out for tests. A ``valid`` or ``val`` folder next to ``train`` is
-    ignored, as every client has its own validation split. Images are decoded once and kept as one array in a cache
-    file, which is rebuilt when a file changes.
-
-    Args:
-        partition: Rule that assigns the samples to clients.
-        batch_size: Samples in a training batch.
-        root: Folder of the images.
-        image_size: Side in pixels to which every image is scaled; None if all have the same size.
-        cache_dir: Folder of the cache; None for ``pfl_lightning`` in the user's cache folder (or what the environment
-            variable ``PFL_LIGHTNING_CACHE`` names).
-        kwargs: See :class:`FederatedDataModule`.
-    """
-
     def load(self) -> Samples:
         """List the files, then decode them or read the cache.
 
@@ -113,10 +89,20 @@ class ImageFolder(CachedImages):
             return Samples(pixels, targets, tuple(names))
         return Samples(pixels[:num_train], targets[:num_train], tuple(names), pixels[num_train:], targets[num_train:])
 
+    def pixels_of(self, files: list[ImageFile], choice: str = "") -> Tensor:
+        """The pixels of images, decoded or from the cache.
+
+        Args:
+            files: The images.
+            choice: What else than the root and the size tells one cache from another.
+        """
+        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
+        return torch.from_numpy(load_images(files, Path(self.root), self.image_size, cache_dir, choice))
+
 
 def _test_files(test_dir: Path, train_dir: Path, names: list[str]) -> list[ImageFile]:
     """Test images, with the training classes' numbers; a class may have none."""
-    there = [name for name in list_folders(test_dir) if has_images(test_dir / name)]
+    there = [name for name in list_folders(test_dir) if images_in(test_dir / name)]
     if further := sorted(set(there) - set(names)):
         raise ValueError(
             f"training and test set differ in classes: {further} in {test_dir} alone; remove {test_dir / further[0]}, "
@@ -137,15 +123,12 @@ def _layout(root: Path) -> tuple[Path, Path | None]:
                 f"{root} has a folder 'test' but no folder 'train': expected both, or class folders"
             )
         return root, None
-    for name in ("valid", "val", "validation"):
-        if (root / name).is_dir():
-            log.warning(
-                "%s is not used: clients split their validation samples off their own training data", root / name
-            )
+    for folder in (root / name for name in ("valid", "val", "validation")):
+        if folder.is_dir():
+            log.warning("%s is not used: clients split their validation samples off their own training data", folder)
     if not test_dir.is_dir():
         log.warning("%s has no folder 'test': test samples are split off the training images", root)
-        return train_dir, None
-    return train_dir, test_dir
+    return train_dir, test_dir if test_dir.is_dir() else None
 
 
 # The ten classes of DomainNet that FedBN and DualFed use.
@@ -164,7 +147,7 @@ DOMAINNET_10 = (
 CLASS_LISTS = {"domainnet10": DOMAINNET_10}
 
 
-class DomainFolders(CachedImages):
+class DomainFolders(ImageFolder):
     """Images in ``<root>/<domain>/<class>/*``, every domain with the same classes: PACS, DomainNet, Office-Home.
 
     The rule :class:`Domains` gives every client images of one domain and tests it on the rest of that domain. Any other
@@ -204,7 +187,7 @@ class DomainFolders(CachedImages):
         """List the files, then decode them or read the cache.
 
         Raises:
-            FileNotFoundError: If the folder, a domain or its images are missing.
+            FileNotFoundError: If the folder, a domain, its classes or its images are missing.
             ValueError: If domains differ in classes, an image cannot be read, or sizes differ.
         """
         root = Path(self.root)
@@ -231,23 +214,15 @@ def find_domains(root: Path, chosen: Sequence[str] | None) -> list[str]:
     Raises:
         FileNotFoundError: If there are none, or a chosen one is missing.
     """
-    if not root.is_dir():
+    there = list_folders(root) if root.is_dir() else []
+    missing = [name for name in chosen or [] if name not in there]
+    if missing or not there:
         raise FileNotFoundError(
-            f"no folder of domains at {str(root)!r}: expected <root>/<domain>/<class>/<image>; extract the data set "
-            "there, or set 'root' to where it is"
+            f"no domain {repr(missing[0]) if missing else 'folders'} in '{root}', which has {_some(there)}: expected "
+            "<root>/<domain>/<class>/<image>; set 'root' to where the data set is, or correct 'domains', which are "
+            "names of folders"
         )
-    there = list_folders(root)
-    if not there:
-        raise FileNotFoundError(f"no domain folders in {root}: expected {root}/<domain>/<class>/<image>")
-    if chosen is None:
-        return there
-    missing = [name for name in chosen if name not in there]
-    if missing:
-        raise FileNotFoundError(
-            f"no domain {missing[0]!r} in {root}, which has {', '.join(there)}: correct 'domains', which are names of "
-            "folders"
-        )
-    return list(chosen)
+    return there if chosen is None else list(chosen)
 
 
 def find_classes(folders: Mapping[str, Sequence[str]], root: Path, chosen: Sequence[str] | None) -> list[str]:
@@ -259,35 +234,24 @@ def find_classes(folders: Mapping[str, Sequence[str]], root: Path, chosen: Seque
         chosen: The classes to use; None for all, which must be the same in every domain.
 
     Raises:
-        FileNotFoundError: If a domain has no class folders.
         ValueError: If a domain lacks a class or, with ``chosen`` None, has an additional one.
 
     Example:
         >>> find_classes({"photo": ["dog", "cat"], "sketch": ["cat", "dog"]}, Path("data/pacs"), chosen=None)
         ['cat', 'dog']
     """
-    for domain, own in folders.items():
-        if not own:
-            raise FileNotFoundError(
-                f"no class folders in the domain folder {root / domain}: expected {root}/<domain>/<class>/<image>; if "
-                f"{domain!r} is no domain, list the domains in 'domains' (a single domain alone is an ImageFolder)"
-            )
     held = Counter(name for own in folders.values() for name in own)
     usual = sorted(chosen) if chosen is not None else [name for name in sorted(held) if 2 * held[name] > len(folders)]
-    common = [name for name in sorted(held) if held[name] == len(folders)]
     for domain, own in folders.items():
         missing = sorted(set(usual) - set(own))
         extra = sorted(set(own) - set(usual)) if chosen is None else []
         if missing or extra:
-            advice = (
-                f"set 'classes' to classes that every domain has ({_some(common)})"
-                if common
-                else "list in 'domains' those that belong together"
-            )
+            common = [name for name in sorted(held) if held[name] == len(folders)]
             raise ValueError(
-                f"the domain {domain!r} in {root} differs in classes from what "
-                f"{'most domains have' if chosen is None else 'classes asks for'}: missing {_some(missing)}, extra "
-                f"{_some(extra)}; {advice}"
+                f"the domain {domain!r} in {root} differs in classes from "
+                f"{'most domains' if chosen is None else 'those asked for'}: missing {_some(missing)}, extra "
+                f"{_some(extra)}; set 'classes' to classes that every domain has ({_some(common)}), or 'domains' to "
+                "folders that belong together"
             )
     return usual
 

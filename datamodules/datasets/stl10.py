@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_at_least
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
@@ -56,7 +55,8 @@ class STL10(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        _check_number(unlabeled)
+        if unlabeled is not None:
+            check_number("unlabeled", unlabeled)
         if image_size is not None:
             check_at_least("image_size", image_size, 1)
         self.root = root
@@ -72,15 +72,12 @@ class STL10(FederatedDataModule):
         """
         folder = _find_folder(self.root)
         train, test = (self._read_labeled(folder, name) for name in ("train", "test"))
-        return Samples(*train, _class_names(folder), *test, unlabeled_inputs=self._read_unlabeled(folder))
+        return Samples(*train, NAMES, *test, unlabeled_inputs=self._read_unlabeled(folder))
 
     def _read_labeled(self, folder: Path, name: str) -> tuple[Tensor, Tensor]:
         images, classes = _map_images(folder / f"{name}_X.bin"), _read_classes(folder / f"{name}_y.bin")
         if len(images) != len(classes):
-            raise ValueError(
-                f"{folder} is damaged: {name}_X.bin has {len(images)} images, {name}_y.bin {len(classes)} classes; "
-                f"{_ADVICE}"
-            )
+            raise _damaged(folder, f"{name}_X.bin has {len(images)} images, {name}_y.bin {len(classes)} classes")
         return resize_images(images, self.image_size or SIDE), classes
 
     def _read_unlabeled(self, folder: Path) -> Tensor | None:
@@ -114,19 +111,6 @@ def resize_images(images: Tensor, size: int, chunk: int = 1024) -> Tensor:
     return resized
 
 
-_ADVICE = "download it again with torchvision, or set 'root' to an intact copy"
-
-
-def _check_number(unlabeled: int | float | None) -> None:
-    valid = unlabeled is None or (isinstance(unlabeled, int | float) and not isinstance(unlabeled, bool))
-    share = isinstance(unlabeled, float)
-    if not valid or (unlabeled is not None and not 0 <= unlabeled <= (1 if share else math.inf)):
-        raise ValueError(
-            "unlabeled must be a number of images, a share of them in [0, 1] (a float) or None for all, got "
-            f"{unlabeled!r}"
-        )
-
-
 def _count(unlabeled: int | float | None, available: int) -> int:
     if unlabeled is None:
         return available
@@ -147,46 +131,23 @@ def _find_folder(root: str) -> Path:
     )
 
 
-def _check_file(path: Path) -> int:
-    """Size of a file in bytes."""
-    if not path.is_file():
-        raise FileNotFoundError(f"STL10 has no {path.name} in {path.parent}; {_ADVICE}")
-    size = path.stat().st_size
-    if size == 0:
-        raise ValueError(f"{path} is empty; {_ADVICE}")
-    return size
-
-
 def _map_images(path: Path) -> Tensor:
     """Images of a file, shape (N, 3, 96, 96), unsigned bytes, read from the file when they are used."""
-    count, rest = divmod(_check_file(path), _IMAGE_BYTES)
-    if rest:
-        raise ValueError(
-            f"{path} is damaged: its size is no multiple of the {_IMAGE_BYTES} bytes of an image ({count} images and "
-            f"{rest} bytes); {_ADVICE}"
-        )
+    count, rest = divmod(path.stat().st_size, _IMAGE_BYTES)
+    if rest or not count:
+        raise _damaged(path, f"expected images of {_IMAGE_BYTES} bytes, got {count} and {rest} bytes")
     # A private map ("c"): PyTorch wants memory that may be written to, the file is never changed.
     pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=(count, 3, SIDE, SIDE))
     return torch.from_numpy(pixels).transpose(2, 3)  # the file has one column of an image after the other
 
 
 def _read_classes(path: Path) -> Tensor:
-    _check_file(path)
     numbers = np.fromfile(path, dtype=np.uint8)
-    if numbers.min() < 1 or numbers.max() > len(NAMES):
-        raise ValueError(
-            f"{path} is damaged: classes must be from 1 to {len(NAMES)}, got {numbers.min()} to {numbers.max()}; "
-            f"{_ADVICE}"
-        )
+    outside = numbers[(numbers < 1) | (numbers > len(NAMES))]
+    if len(outside):
+        raise _damaged(path, f"classes must be from 1 to {len(NAMES)}, got {outside[0]}")
     return torch.from_numpy(numbers.astype(np.int64) - 1)
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    """Class names in the archive's file; the published ones if there is no such file."""
-    path = folder / "class_names.txt"
-    if not path.is_file():
-        return NAMES
-    names = tuple(path.read_text(encoding="utf-8").split())
-    if len(names) != len(NAMES):
-        raise ValueError(f"{path} is damaged: expected {len(NAMES)} names, one a line, got {len(names)}; {_ADVICE}")
-    return names
+def _damaged(path: Path, what: str) -> ValueError:
+    return ValueError(f"{path} is damaged: {what}; download it again, or set 'root' to an intact copy")

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_lightning.datamodules.augmentation.geometry import RandomCrop
+from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.clients.transforms import Augmentation, RandomCrop
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
 
@@ -117,13 +118,8 @@ class FashionMNIST(Torchvision):
             ValueError: If a file is damaged.
         """
         with _open("FashionMNIST", self.root) as (train, test):
-            return Samples(
-                train.data.unsqueeze(1),
-                train.targets.long(),
-                tuple(train.classes),
-                test.data.unsqueeze(1),
-                test.targets.long(),
-            )
+            pairs = [(data.data.unsqueeze(1), data.targets.long()) for data in (train, test)]
+            return Samples(*pairs[0], tuple(train.classes), *pairs[1])
 
 
 class EMNIST(Torchvision):
@@ -163,24 +159,18 @@ class EMNIST(Torchvision):
         """
         first = 1 if self.split == "letters" else 0
         names = string.ascii_lowercase if first else string.digits + string.ascii_uppercase + string.ascii_lowercase
-
-        def upright(data: Any) -> Tensor:
-            images: Tensor = data.data.transpose(1, 2).contiguous().unsqueeze(1)
-            return images
-
-        with _open("EMNIST", self.root, split=self.split) as (train, test):
-            return Samples(
-                upright(train), train.targets.long() - first, tuple(names), upright(test), test.targets.long() - first
-            )
+        with _open("EMNIST", self.root, split=self.split) as parts:
+            upright = [data.data.transpose(1, 2).contiguous().unsqueeze(1) for data in parts]
+            train, test = zip(upright, (data.targets.long() - first for data in parts), strict=True)
+            return Samples(*train, tuple(names), *test)
 
 
 def _load_cifar(name: str, root: str) -> Samples:
     with _open(name, root) as (train, test):
 
         def tensors(data: Any) -> tuple[Tensor, Tensor]:
-            return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(
-                data.targets, dtype=torch.int64
-            )
+            images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
+            return images, torch.tensor(data.targets, dtype=torch.int64)
 
         return Samples(*tensors(train), tuple(train.classes), *tensors(test))
 
@@ -191,20 +181,13 @@ def _open(name: str, root: str, **options: str) -> Iterator[tuple[Any, Any]]:
     import torchvision
 
     make: Callable[..., Any] = getattr(torchvision.datasets, name)
-    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
-    download = (
-        f'with: python -c "from torchvision.datasets import {name}; {name}({root!r}{arguments}, download=True)", or '
-        "set 'root' to where it is"
-    )
     try:
         yield tuple(make(root, train=train, download=False, **options) for train in (True, False))  # type: ignore[misc]
     except Exception as error:  # reading damaged files raises errors of any class
-        if isinstance(error, RuntimeError) and "not found" in str(error):  # or of another checksum, for CIFAR
-            raise FileNotFoundError(
-                f"no {name} under {root!r} ({error}). Expected the folder that torchvision makes there; nothing is "
-                f"downloaded unasked. Get it once {download}"
-            ) from error
-        raise ValueError(
-            f"{name} under {root!r} is damaged ({type(error).__name__}: {error}). Remove it there, and get it again "
-            f"{download}"
+        missing = isinstance(error, RuntimeError) and "not found" in str(error)  # or of another checksum, for CIFAR
+        arguments = "".join(f", {key}={value!r}" for key, value in options.items())
+        raise (FileNotFoundError if missing else ValueError)(
+            f"{'no' if missing else 'damaged'} {name} under {root!r} ({type(error).__name__}: {error}); nothing is "
+            f'downloaded unasked. Get it once with: python -c "from torchvision.datasets import {name}; '
+            f"{name}({root!r}{arguments}, download=True)\", without a damaged copy there, or set 'root' to where it is"
         ) from error

@@ -1,8 +1,9 @@
-"""Base of the partition rules: the interface, the random streams, the errors and the clients' test splits."""
+"""Base of the partition rules: the interface, the random streams, the checks and the clients' test splits."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.checks import check_seed
+from pfl_lightning.checks import check_at_least, check_seed
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, apportion, class_counts
+from pfl_lightning.datamodules.counting import Ints, apportion
 from pfl_lightning.seeding import DataStream
 
-MAX_CLIENTS = 10_000_000
 LARGEST_SIZE = 2**31 - 1
-"""Bounds of what a rule takes for a number, so that no product of two overflows."""
+"""Greatest size of a client, so that no product of two overflows."""
 
-_PLAIN_VIEW = ClientView()  # one object, however many clients have it
+UNUSED = 0.01
+"""Share of the items up to which those that rounding leaves unused are not worth a warning."""
 
 
 class PartitionError(ValueError):
@@ -57,10 +58,7 @@ class Partitioner(ABC):
     """True if the rule depends on classes; a rule with False also divides data without classes."""
 
     def __init__(self, num_clients: int, seed: int = 0) -> None:
-        if not isinstance(num_clients, int | np.integer) or isinstance(num_clients, bool) or num_clients < 1:
-            raise ValueError(f"num_clients must be a whole number of at least 1, got {num_clients!r}")
-        if num_clients > MAX_CLIENTS:
-            raise ValueError(f"num_clients must be at most {MAX_CLIENTS}, got {num_clients}")
+        check_at_least("num_clients", num_clients, 1)
         check_seed("seed", seed)
         self.num_clients = int(num_clients)
         self.seed = int(seed)
@@ -154,7 +152,7 @@ class Partitioner(ABC):
             client: Id from 0.
             num_classes: Number of classes C of the data.
         """
-        return _PLAIN_VIEW
+        return ClientView()
 
     @property
     def fixed_test(self) -> bool:
@@ -201,7 +199,6 @@ def matching_counts(trained: Ints, available: Ints, samples_per_client: int | No
 
     Raises:
         PartitionError: If the test set has none of a client's classes.
-        ValueError: If ``samples_per_client`` is below 1.
 
     Example:
         The test set has only 10 samples of class 0, so the client's 3 : 1 proportions allow 13 samples:
@@ -209,8 +206,6 @@ def matching_counts(trained: Ints, available: Ints, samples_per_client: int | No
         >>> matching_counts(np.array([[30, 10]]), np.array([10, 50]), samples_per_client=None).tolist()
         [[10, 3]]
     """
-    if samples_per_client is not None and samples_per_client < 1:
-        raise ValueError(f"test samples_per_client must be at least 1 or None, got {samples_per_client}")
     held = np.where(available > 0, trained, 0)
     totals = held.sum(axis=1)
     if (totals == 0).any():
@@ -255,10 +250,11 @@ def check_sizes(samples_per_client: int | list[int], num_clients: int) -> Ints:
         ValueError: If a size is below 1, or the list does not have one size per client.
     """
     sizes = np.asarray(samples_per_client)
-    if not np.issubdtype(sizes.dtype, np.integer) or sizes.ndim > 1 or (sizes < 1).any():
-        raise ValueError(f"samples_per_client must be whole numbers of at least 1, got {samples_per_client}")
-    if (sizes > LARGEST_SIZE).any():
-        raise ValueError(f"samples_per_client must be at most {LARGEST_SIZE}, got {samples_per_client}")
+    whole = np.issubdtype(sizes.dtype, np.integer) and sizes.ndim <= 1
+    if not whole or ((sizes < 1) | (sizes > LARGEST_SIZE)).any():
+        raise ValueError(
+            f"samples_per_client must be whole numbers of at least 1, at most {LARGEST_SIZE}, got {samples_per_client}"
+        )
     if sizes.ndim == 1 and len(sizes) != num_clients:
         raise ValueError(
             f"samples_per_client lists {len(sizes)} sizes for {num_clients} clients: give one size per client"
@@ -273,8 +269,13 @@ def checked_sizes(samples_per_client: int | list[int] | None, num_clients: int) 
     return samples_per_client
 
 
-def check_total(sizes: Ints, num_samples: int) -> None:
+def check_total(sizes: Ints, num_samples: int, option: str = "samples_per_client") -> None:
     """Check that the data have enough samples for all client sizes.
+
+    Args:
+        sizes: Samples of each client, shape (m,).
+        num_samples: Number of samples of the data.
+        option: What asks for the sizes.
 
     Raises:
         PartitionError: If the sum of the sizes exceeds the number of samples.
@@ -285,8 +286,64 @@ def check_total(sizes: Ints, num_samples: int) -> None:
         raise PartitionError(
             f"{len(sizes)} clients need {needed} samples in all, the data have {num_samples} "
             f"({needed - num_samples} short): lower "
-            + (f"samples_per_client to at most {each} or num_clients" if each else f"num_clients to {num_samples}")
+            + (f"{option} to at most {each} or num_clients" if each else f"num_clients to {num_samples}")
         )
 
 
-__all__ = ["PartitionError", "Partitioner", "class_counts"]
+def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
+    """Index lists of a rule's ``partition`` as int64 arrays, after a check, since rules are also written by users.
+
+    Warnings say how many indices are listed more than once, by one client or several, and how many in none, unless a
+    size or a list of items has asked for it.
+
+    Args:
+        rule: The rule, named in errors.
+        parts: Return value of the rule's ``partition``.
+        num_samples: Number of samples that the rule was shown.
+
+    Raises:
+        PartitionError: If it is not one list of indices in range per client.
+
+    Example:
+        >>> from pfl_lightning.datamodules import IID
+        >>> [part.tolist() for part in check_parts(IID(num_clients=2), [[0, 1], [2]], num_samples=3)]
+        [[0, 1], [2]]
+    """
+    where, number = f"{type(rule).__name__}.partition", len(parts) if hasattr(parts, "__len__") else None
+    if number != rule.num_clients:
+        got = f"{number} index lists" if number is not None else f"a {type(parts).__name__}"
+        raise PartitionError(f"{where} gave {got}, expected {rule.num_clients} index lists, one per client")
+    checked = [_check_part(f"{where}: client {client} got", part, num_samples) for client, part in enumerate(parts)]
+    if rule.fixed_train:  # a file's indices have their own warning
+        return checked
+    base, found = getattr(rule, "base", rule), np.sort(np.concatenate(checked))
+    again = found[1:][found[1:] == found[:-1]]
+    if len(again) and not getattr(base, "overlap", False):
+        warnings.warn(
+            f"{where} lists indices more than once, for one client or several: {len(again)} too many, first {again[0]}."
+            " Samples may be trained on that others hold for validation. The lists of a rule should be disjoint",
+            stacklevel=2,
+        )
+    unused = num_samples - len(np.unique(np.concatenate([found, *(rule.fixed_validation() or ())])))
+    if not rule.fixed_sizes and unused > UNUSED * num_samples:
+        remedy = ", or set samples_per_client to ask for these sizes" if hasattr(base, "samples_per_client") else ""
+        warnings.warn(
+            f"{type(base).__name__} leaves {unused} of {num_samples} training items to none of {rule.num_clients} "
+            f"clients: choose another num_clients, or another rule, to use more of them{remedy}",
+            stacklevel=2,
+        )
+    return checked
+
+
+def _check_part(got: str, part: Any, num_samples: int) -> Ints:
+    expected = f"expected whole numbers from 0 to {num_samples - 1}"
+    try:
+        array = np.asarray(part)
+    except (ValueError, TypeError) as error:
+        raise PartitionError(f"{got} a {type(part).__name__} that is no array, {expected} ({error})") from error
+    if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+        raise PartitionError(f"{got} {array.dtype} of shape {array.shape}, {expected} in a list")
+    outside = array[(array < 0) | (array >= num_samples)]
+    if len(outside):
+        raise PartitionError(f"{got} index {outside[0]}, {expected}")
+    return array.astype(np.int64)

@@ -11,7 +11,6 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.datamodules.counting import Floats, Ints, distribute, fill, round_rows, spread_offsets
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
-    PartitionError,
     check_labels,
     check_sizes,
     check_total,
@@ -61,7 +60,8 @@ class DirichletOverClients(Partitioner):
     ) -> None:
         super().__init__(num_clients, seed)
         check_at_least("min_samples", min_samples, 1)  # a client cannot be empty
-        self.alpha = check_alpha(alpha)
+        check_number("alpha", alpha, strict=True)
+        self.alpha = float(alpha)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         self.min_samples = min_samples
 
@@ -79,14 +79,7 @@ class DirichletOverClients(Partitioner):
         return distribute(array, self._raise_to_minimum(counts.copy(), shares.T), rng)
 
     def _raise_to_minimum(self, counts: Ints, shares: Floats) -> Ints:
-        needed, total = self.num_clients * self.min_samples, int(counts.sum())
-        possible = total // self.num_clients
-        if needed > total:
-            raise PartitionError(
-                f"{self.num_clients} clients of at least {self.min_samples} samples need {needed}, the data have "
-                f"{total} ({needed - total} short): lower "
-                + (f"min_samples to at most {possible} or num_clients" if possible else f"num_clients to {total}")
-            )
+        check_total(np.full(self.num_clients, self.min_samples), int(counts.sum()), "min_samples")
         sizes = counts.sum(axis=1)
         for client in np.flatnonzero(sizes < self.min_samples):
             # Every pass fills the client, exhausts one class of a donor or brings a donor down to the minimum.
@@ -133,7 +126,8 @@ class DirichletOverClasses(Partitioner):
         self, num_clients: int, alpha: float = 0.5, samples_per_client: int | list[int] | None = None, seed: int = 0
     ) -> None:
         super().__init__(num_clients, seed)
-        self.alpha = check_alpha(alpha)
+        check_number("alpha", alpha, strict=True)
+        self.alpha = float(alpha)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
@@ -146,13 +140,3 @@ class DirichletOverClasses(Partitioner):
         check_total(sizes, len(array))
         shares = rng.dirichlet(np.full(len(supply), self.alpha), size=self.num_clients)  # (m, C)
         return distribute(array, fill(shares, sizes, supply, rng), rng)
-
-
-def check_alpha(alpha: float) -> float:
-    """Dirichlet concentration as a float, after a check.
-
-    Raises:
-        ValueError: If it is not a finite number above 0.
-    """
-    check_number("alpha", alpha, strict=True)
-    return float(alpha)

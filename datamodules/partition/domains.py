@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_between
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
@@ -64,9 +64,7 @@ class Domains(Partitioner):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, seed)
-        check_number("max_share", max_share, strict=True)
-        if max_share >= 1.0:
-            raise ValueError(f"max_share must be between 0 and 1, got {max_share}")
+        check_between("max_share", max_share, 0, 1)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         self.max_share = max_share
         self._names: tuple[str, ...] = ()
@@ -91,15 +89,12 @@ class Domains(Partitioner):
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         self._check(labels)
-        sizes = self._sizes()
-        wanted = self.samples_per_client
-        short: list[int] = np.flatnonzero(sizes < wanted).tolist() if isinstance(wanted, Integral) else []
-        if short:
-            own = {self._names[self._domain_number(client)]: int(sizes[client]) for client in short}
-            listed = ", ".join(f"{size} in {name!r}" for name, size in own.items())
+        sizes, wanted = self._sizes(), self.samples_per_client
+        if isinstance(wanted, Integral) and (sizes < wanted).any():
+            short = {self._name_of(client): int(sizes[client]) for client in np.flatnonzero(sizes < wanted)}
             warnings.warn(
-                f"Domains: {len(short)} client(s), the first {short[0]}, get fewer than {wanted} training samples, as "
-                f"their domain has no more (max_share {self.max_share}): {listed}",
+                f"Domains: clients get fewer than {wanted} training samples, as their domain has no more (max_share "
+                f"{self.max_share}): {', '.join(f'{size} in {name!r}' for name, size in short.items())}",
                 stacklevel=2,
             )
         return self._draw(sizes)[0]
@@ -121,12 +116,10 @@ class Domains(Partitioner):
             One sorted index array per client; clients of one domain share samples.
         """
         self._check(test_labels)
-        if samples_per_client is not None and samples_per_client < 1:
-            raise ValueError(f"test samples_per_client must be at least 1 or None, got {samples_per_client}")
         rests = self._draw(self._sizes())[1]
         parts = []
         for client in range(self.num_clients):
-            rest = rests[self._domain_number(client)]
+            rest = rests[client * len(rests) // self.num_clients]
             if samples_per_client is not None and samples_per_client < len(rest):
                 rest = np.sort(self.rng(DataStream.TEST, client).choice(rest, samples_per_client, replace=False))
             parts.append(rest)
@@ -163,11 +156,10 @@ class Domains(Partitioner):
         most: Ints = np.repeat(np.maximum(allowed, 0) // each, each)
         if (most == 0).any():
             client = int(np.flatnonzero(most == 0)[0])
-            number = self._domain_number(client)
             raise PartitionError(
-                f"Domains: client {client} gets no training sample: its domain {self._names[number]!r} has "
-                f"{have[number]} samples for {each} client(s) and their tests (max_share {self.max_share}): lower "
-                "num_clients, or leave the domain out"
+                f"Domains: client {client} gets no training sample: its domain {self._name_of(client)!r} has "
+                f"{have[client // each]} samples for {each} client(s) and their tests (max_share {self.max_share}): "
+                "lower num_clients, or leave the domain out"
             )
         if self.samples_per_client is None:
             return most
@@ -185,8 +177,8 @@ class Domains(Partitioner):
             )
         return sizes
 
-    def _domain_number(self, client: int) -> int:
-        return client * len(self._pools) // self.num_clients
+    def _name_of(self, client: int) -> str:
+        return self._names[client * len(self._names) // self.num_clients]
 
     def _check(self, labels: npt.NDArray[Any]) -> None:
         if not self._pools:

@@ -1,26 +1,57 @@
-"""Partition files as a rule: index lists that are read, checked and handed out, or written."""
+"""Partition files: index lists that are written with a checksum, and read, checked and handed out as a rule."""
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.clients.views import ClientView, views_from_arrays, views_to_arrays
+from pfl_lightning.datamodules.counting import Ints, split_by_sizes
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
-from pfl_lightning.datamodules.partition.storage import (
-    SPLITS,
-    PartitionContent,
-    checksum_of,
-    read_partition,
-    to_ints,
-    write_partition,
-)
+from pfl_lightning.state.files import replace_file
+
+SPLITS = ("train", "validation", "test", "unlabeled")
+VIEWS = ("rotations", "label_maps")
+NUMBERS = ("checksum", "num_samples", "labels_checksum")
+
+_REMEDY = "make it again with `pfl partition` or save_partition, or use an intact copy"
+
+
+@dataclass(frozen=True)
+class PartitionContent:
+    """Content of a partition file.
+
+    Attributes:
+        parts: One array of indices per client, by split.
+        views: View of each client; empty if every client sees the samples as stored.
+        num_samples: Number of samples of the data set that ``train`` counts; None if the file does not say so.
+        labels: Checksum of their classes, see :func:`checksum_of`; None if the file does not say it.
+    """
+
+    parts: Mapping[str, Sequence[Ints]]
+    views: Sequence[ClientView] = ()
+    num_samples: int | None = None
+    labels: int | None = None
+
+    def checksum(self) -> int:
+        """Checksum, the same for both kinds of files and on every machine."""
+        found = 0 if self.num_samples is None else crc32(f"num_samples {self.num_samples}".encode())
+        found = found if self.labels is None else crc32(f"labels_checksum {self.labels}".encode(), found)
+        for name, array in views_to_arrays(self.views).items():
+            numbers = array.astype("<f8" if name == "rotations" else "<i8")
+            found = crc32(numbers.tobytes(), crc32(f"{name} {numbers.shape}".encode(), found))
+        for name in SPLITS:
+            for own in self.parts.get(name, ()):
+                found = crc32(own.astype("<i8").tobytes(), crc32(f"{name} {len(own)}".encode(), found))
+        return found
 
 
 class FromFile(Partitioner):
@@ -66,50 +97,46 @@ class FromFile(Partitioner):
 
     def __init__(self, path: str) -> None:
         self.path = str(path)
-        content = read_partition(Path(path))
-        parts, views = content.parts, content.views
-        if "train" not in parts:
-            raise PartitionError(f"{path}: expected index lists named 'train', found {sorted(parts) or 'nothing'}")
-        super().__init__(max(len(parts["train"]), 1))
-        for name, lists in parts.items():
-            if len(lists) != len(parts["train"]):
+        self._content = content = read_partition(Path(path))
+        self._parts = content.parts
+        if not self._parts.get("train"):
+            raise PartitionError(
+                f"{path}: expected index lists named 'train', found {sorted(self._parts) or 'nothing'}"
+            )
+        super().__init__(len(self._parts["train"]))
+        given = {**self._parts, **({"rotations or label_maps": content.views} if content.views else {})}
+        for name, lists in given.items():
+            if len(lists) != self.num_clients:
                 raise PartitionError(
-                    f"{path}: 'train' has {len(parts['train'])} clients, {name!r} has {len(lists)}: "
-                    "every split needs one index list per client"
+                    f"{path}: 'train' has {self.num_clients} clients, {name!r} has {len(lists)}: give one per client"
                 )
-            _check_lists(f"{path}: {name!r}", lists)
-        empty = [client for client, part in enumerate(parts["train"]) if len(part) == 0]
-        if empty or not parts["train"]:
-            raise PartitionError(
-                f"{path}: 'train' has no samples for client(s) {empty}: every client needs at least one"
-            )
-        self._parts = parts
-        self._views = views
-        self._num_samples, self._labels = content.num_samples, content.labels
-        if views and len(views) != self.num_clients:
-            raise PartitionError(
-                f"{path}: 'train' has {self.num_clients} clients, 'rotations' or 'label_maps' {len(views)}: give one "
-                "per client"
-            )
+        for name, part in self._parts.items():
+            for client, own in enumerate(part):
+                if len(own) and (own.min() < 0 or len(np.unique(own)) < len(own)):
+                    raise PartitionError(
+                        f"{path}: {name!r} of client {client} has a negative index, or one more than once"
+                    )
+        empty = [client for client, part in enumerate(self._parts["train"]) if len(part) == 0]
+        if empty:
+            raise PartitionError(f"{path}: 'train' has no samples for client(s) {empty}: each needs at least one")
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
-        array = check_labels(labels)
-        num_samples = len(array)
-        if self._num_samples not in (None, num_samples):
+        array, content = check_labels(labels), self._content
+        if content.num_samples not in (None, len(array)):
             raise PartitionError(
-                f"{self.path} divides a data set of {self._num_samples} samples, this one has {num_samples}: give the "
+                f"{self.path} divides a data set of {content.num_samples} samples, this one has {len(array)}: give the "
                 "file of this data set, or make it again with `pfl partition` or save_partition"
             )
         classes = checksum_of(array)
-        if None not in (self._labels, classes) and self._labels != classes:
+        if None not in (content.labels, classes) and content.labels != classes:
             raise PartitionError(
-                f"{self.path} divides {num_samples} samples whose classes are in another order than those of this data "
+                f"{self.path} divides {len(array)} samples whose classes are in another order than those of this data "
                 "set: its indices would name other samples. It may have other files, domains in another order, or "
                 "public samples drawn by another seed; make the file again with `pfl partition` or save_partition"
             )
         for name in ("train", "validation"):
-            self._check_range(name, num_samples, "training set")
+            self._check_range(name, len(array), "training set")
         everything = np.concatenate([*self._parts["train"], *self._parts.get("validation", [])])
         repeated = len(everything) - len(np.unique(everything))
         if repeated:
@@ -137,7 +164,7 @@ class FromFile(Partitioner):
         Raises:
             PartitionError: If an index is out of range.
         """
-        if "test" not in self._parts:
+        if not self.fixed_test:
             return super().partition_test(test_labels, train_labels_per_client, samples_per_client)
         self._check_range("test", len(check_labels(test_labels)), "test set")
         return list(self._parts["test"])
@@ -148,7 +175,7 @@ class FromFile(Partitioner):
         Raises:
             PartitionError: If its label map has another number of classes than the data.
         """
-        view = self._views[client] if self._views else ClientView()
+        view = self._content.views[client] if self._content.views else ClientView()
         if view.label_map is not None and len(view.label_map) != num_classes:
             raise PartitionError(
                 f"{self.path}: 'label_maps' of client {client} has {len(view.label_map)} classes, the data have "
@@ -176,10 +203,8 @@ class FromFile(Partitioner):
         Raises:
             PartitionError: If an index is out of range.
         """
-        if "unlabeled" not in self._parts:
-            return None
         self._check_range("unlabeled", num_samples, "unlabeled set")
-        return list(self._parts["unlabeled"])
+        return list(self._parts["unlabeled"]) if "unlabeled" in self._parts else None
 
     def _check_range(self, name: str, num_samples: int, what: str) -> None:
         for client, part in enumerate(self._parts.get(name, [])):
@@ -200,7 +225,7 @@ def save_partition(
     num_samples: int | None = None,
     labels: npt.NDArray[Any] | None = None,
 ) -> None:
-    """Write index lists to a file that :class:`FromFile` reads back unchanged.
+    """Write index lists to a file that :class:`FromFile` reads back unchanged; it appears whole or not at all.
 
     Args:
         path: The file to write, ``.npz`` (compact) or ``.json`` (readable); missing folders are created.
@@ -215,18 +240,99 @@ def save_partition(
     Raises:
         ValueError: If the file name ends in something else, or an index is no whole number.
     """
+    path = Path(path)
     given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
     parts = {name: [to_ints(own) for own in part] for name, part in given if part is not None}
     if not parts["train"]:
         raise ValueError("train has no index list: give one for each client")
+    if path.suffix not in (".json", ".npz"):
+        raise ValueError(f"a partition is saved as .npz or .json, got {path.name!r}: change the file name")
     classes = None if labels is None else checksum_of(check_labels(labels))
-    write_partition(Path(path), PartitionContent(parts, views or (), num_samples, classes))
+    content = PartitionContent(parts, views or (), num_samples, classes)
+    known = zip(NUMBERS, (content.checksum(), num_samples, classes), strict=True)
+    numbers = {name: number for name, number in known if number is not None}
+    seen = views_to_arrays(content.views)
+    with replace_file(path, shared=True) as temporary:
+        if path.suffix == ".json":
+            lists: dict[str, Any] = {name: [own.tolist() for own in part] for name, part in parts.items()}
+            lists |= {name: array.tolist() for name, array in seen.items()}
+            temporary.write_text(json.dumps(lists | numbers) + "\n", encoding="utf-8")
+        else:  # numbers first: they are not lost where the end is
+            arrays: dict[str, npt.NDArray[Any]] = {name: np.array(number) for name, number in numbers.items()} | seen
+            for name, part in parts.items():
+                arrays[name] = np.concatenate(part)
+                arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
+            with temporary.open("wb") as file:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _check_lists(where: str, lists: Sequence[Ints]) -> None:
-    for client, own in enumerate(lists):
-        if len(own) and own.min() < 0:
-            raise PartitionError(f"{where} of client {client} has a negative index {own.min()}: indices count from 0")
-        values, times = np.unique(own, return_counts=True)
-        if (times > 1).any():
-            raise PartitionError(f"{where} of client {client} has index {values[times > 1][0]} more than once")
+def read_partition(path: Path) -> PartitionContent:
+    """Read index lists and views.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        PartitionError: If it is damaged, or is something else.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no partition file at {path}: expected an .npz or .json file of index lists")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as arrays:
+                given = {name: arrays[name] for name in arrays.files}
+        else:
+            given = json.loads(path.read_text(encoding="utf-8-sig"))
+        _check_names(given)
+        parts = {name: _lists_of(given, name) for name in SPLITS if name in given}
+        checksum, num_samples, labels = (int(given[name]) if name in given else None for name in NUMBERS)
+        found = PartitionContent(parts, views_from_arrays(given), num_samples, labels)
+    except Exception as error:  # reading damaged files raises errors of any class
+        raise PartitionError(
+            f"{path} is not a partition (index lists named train, validation, test in an .npz or .json file), or "
+            f"damaged: {type(error).__name__}: {error}; {_REMEDY}"
+        ) from error
+    if checksum is not None and checksum != found.checksum():
+        raise PartitionError(
+            f"{path} is damaged: its content does not fit its checksum; {_REMEDY}. If you have edited it yourself, "
+            "remove 'checksum' from it"
+        )
+    return found
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Refuse lists under unknown names: of a split ``tests`` nothing would be used, and test samples drawn instead."""
+    known = {*SPLITS, *VIEWS, *(f"{name}_sizes" for name in SPLITS), *NUMBERS}
+    unknown = [name for name, value in given.items() if name not in known and isinstance(value, list | np.ndarray)]
+    if unknown and given.keys() & set(SPLITS):  # or else it is a file of something else
+        raise ValueError(f"unknown {', '.join(map(repr, unknown))}, known are {', '.join((*SPLITS, *VIEWS))}")
+
+
+def _lists_of(given: Mapping[str, Any], name: str) -> list[Ints]:
+    if f"{name}_sizes" not in given:
+        return [to_ints(own) for own in given[name]]
+    array, sizes = to_ints(given[name]), to_ints(given[f"{name}_sizes"])
+    if ((sizes < 0) | (sizes > len(array))).any() or sizes.sum() != len(array):
+        raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
+    return split_by_sizes(array, sizes)
+
+
+def to_ints(values: Any) -> Ints:
+    """Indices as int64.
+
+    Raises:
+        ValueError: They are no list of whole numbers.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"expected a list of whole numbers, got {array.dtype} of shape {array.shape}")
+    if len(array) and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"an index is {array.max()}, which no sample has")
+    return array.astype(np.int64)
+
+
+def checksum_of(labels: Ints) -> int | None:
+    """Checksum of classes in the order of the samples; None where all are equal, as where there are no classes.
+
+    Args:
+        labels: Class of each sample, shape (N,).
+    """
+    return crc32(labels.astype("<i8").tobytes()) if len(labels) and (labels != labels[0]).any() else None

@@ -57,14 +57,9 @@ class IID(Partitioner):
         if self.samples_per_client is None:
             sizes = np.full(self.num_clients, num_samples // self.num_clients)
             sizes[: num_samples % self.num_clients] += 1
-            if num_samples < self.num_clients:
-                raise PartitionError(
-                    f"{self.num_clients} clients need a sample each, the data have {num_samples} "
-                    f"({self.num_clients - num_samples} short): lower num_clients to at most {num_samples}"
-                )
         else:
             sizes = check_sizes(self.samples_per_client, self.num_clients)
-            check_total(sizes, num_samples)
+        check_total(np.maximum(sizes, 1), num_samples)
         order = self.rng(DataStream.RULE).permutation(num_samples).astype(np.int64)
         return [np.sort(part) for part in split_by_sizes(order, sizes)]
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, apportion, take_per_class
-from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
-from pfl_lightning.datamodules.partition.checks import check_parts
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels, check_parts
 from pfl_lightning.seeding import DataStream
 
 

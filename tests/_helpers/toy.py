@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pfl_lightning import Engine, Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.datamodules import BatchTransform, FederatedDataModule, Partitioner, Samples
-from pfl_lightning.datamodules.clients.public import PublicSplit
+from pfl_lightning.datamodules.clients.splits import PublicSplit
 from pfl_lightning.engines.lifecycle import load_own_state
 from pfl_lightning.methods import (
     PFLSSL,

@@ -142,7 +142,7 @@ def test_clients_without_samples_and_batches_that_never_fill_are_named():
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         Toy(IID(4), 0)
     with pytest.raises(ValueError, match="validation_share"):
-        Toy(IID(4), validation_share=1.0)
+        Toy(IID(4), validation_share=1.5)
     with pytest.raises(ValueError, match=r"augment needs images of shape \(C, H, W\)"):
         ready(IID(4), augment=True)
 

@@ -20,7 +20,7 @@ from _helpers.toy import (
 
 from pfl_lightning import TrainerEngine, VectorizedEngine
 from pfl_lightning.datamodules import IID, Digits
-from pfl_lightning.datamodules.clients.public import PublicSplit
+from pfl_lightning.datamodules.clients.splits import PublicSplit
 from pfl_lightning.errors import ConfigurationError, InvalidMessageError
 from pfl_lightning.methods import FedMD, LocalOnly
 from pfl_lightning.methods._public import PublicUpdate

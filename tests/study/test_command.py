@@ -78,7 +78,7 @@ def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play, mo
     assert "endless: trainer.max_epochs: a study's runs need a number of rounds of at least 0, got None" in code
     assert "cohort: cohort must be a share in (0, 1] or a number of clients" in code
     assert "batch: batch_size must be at least 1, got 0" in code
-    assert "clients: num_clients must be a whole number of at least 1, got 0" in code
+    assert "clients: num_clients must be at least 1, got 0" in code
     assert "resumed: ckpt_path: the runs of a study go on by themselves; leave it out" in code
     assert "rate: model.method.init_args.lr must be a finite number of at least 0, got -0.1" in code
     assert "width" not in code

@@ -15,7 +15,7 @@ WRONG = {
     "--loop.cohort some": "loop.cohort: expected int or float, got some",
     "--data.init_args.batch_size many": "data.batch_size: expected int, got many",
     "--data.init_args.novel_clients some": "data.novel_clients: expected int or float, got some",
-    "--data.init_args.partition.init_args.num_clients 0": "num_clients must be a whole number of at least 1, got 0",
+    "--data.init_args.partition.init_args.num_clients 0": "num_clients must be at least 1, got 0",
     "--data.init_args.partition.init_args.number 3": "data.partition: Option 'number' is not accepted",
     "--data.init_args.partition Alike": "data.partition: there is no partition Alike",
     "--data Alike": "data: there is no data module Alike",

@@ -18,7 +18,7 @@ from pfl_lightning.datamodules import (
     Samples,
     save_partition,
 )
-from pfl_lightning.datamodules.partition.storage import read_partition
+from pfl_lightning.datamodules.partition.file import read_partition
 
 
 class Toy(FederatedDataModule):

@@ -18,7 +18,7 @@ from pfl_lightning.datamodules import (
     Partitioner,
     Samples,
 )
-from pfl_lightning.datamodules.partition.checks import check_parts
+from pfl_lightning.datamodules.partition.base import check_parts
 
 
 class Given(FederatedDataModule):

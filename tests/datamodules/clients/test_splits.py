@@ -4,8 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from pfl_lightning.datamodules.clients.splits import ClientSplit
-from pfl_lightning.datamodules.clients.transforms import BatchTransform, RandomCrop, RandomFlip
+from pfl_lightning.datamodules import BatchTransform, ClientSplit, RandomCrop, RandomFlip
 
 NORMALISE = BatchTransform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 AUGMENT = BatchTransform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), (RandomCrop(2), RandomFlip()))

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import functional, v2
 
-from pfl_lightning.datamodules.clients.transforms import BatchTransform, RandomCrop, RandomFlip, channel_statistics
+from pfl_lightning.datamodules import RandomCrop, RandomFlip
+from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 
 
 def seeded(seed: int) -> torch.Generator:

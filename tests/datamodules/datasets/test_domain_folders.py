@@ -120,26 +120,30 @@ def test_a_domain_with_other_classes_is_named(folder, tmp_path):
     (folder / "photo" / "dog").rmdir()
     with pytest.raises(ValueError, match=r"domain 'photo' .*missing dog, extra eel; set 'classes' .*\(cat\)"):
         make(folder, tmp_path).load()
-    with pytest.raises(ValueError, match=r"domain 'photo' .*from what classes asks for: missing dog, extra none"):
+    with pytest.raises(ValueError, match=r"domain 'photo' .*from those asked for: missing dog, extra none"):
         make(folder, tmp_path, classes=["cat", "dog"]).load()
     assert make(folder, tmp_path, classes=["cat"]).load().class_names == ("cat",)
     with pytest.raises(ValueError, match=r"domain 'art' .*missing emu, fox, extra none; set 'classes' .*\(cat\)"):
         make(folder, tmp_path, classes=["emu", "fox"]).load()
     write_image(tmp_path / "apart" / "one" / "ape" / "0.png", 0)
     write_image(tmp_path / "apart" / "two" / "bee" / "0.png", 0)
-    with pytest.raises(ValueError, match=r"domain 'one' .*extra ape; list in 'domains' those that belong together"):
+    with pytest.raises(ValueError, match=r"domain 'one' .*extra ape; set 'classes' .* or 'domains' to folders"):
         make(tmp_path / "apart", tmp_path).load()
 
 
 def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no folder of domains at .*nowhere.*<root>/<domain>/<class>/<image>"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no domain folders in .*nowhere', which has none.*<root>/<domain>/<class>/<image>"
+    ):
         make(tmp_path / "nowhere", tmp_path).load()
     (tmp_path / "bare").mkdir()
     with pytest.raises(FileNotFoundError, match="no domain folders in"):
         make(tmp_path / "bare", tmp_path).load()
-    with pytest.raises(FileNotFoundError, match=r"no domain 'clipart' in .*which has art, photo, sketch: correct"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no domain 'clipart' in .*which has art, photo, sketch: .*correct 'domains'"
+    ):
         make(folder, tmp_path, domains=["art", "clipart"]).load()
-    with pytest.raises(FileNotFoundError, match=r"no class folders in the domain folder .*cat.*is an ImageFolder"):
+    with pytest.raises(FileNotFoundError, match=r"no class folders in .*cat: expected"):
         make(folder / "art", tmp_path).load()
     (folder / "art" / "eel").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no images in the class folder .*eel"):
@@ -203,9 +207,9 @@ def test_other_rules_divide_all_images_whatever_their_domain(folder, tmp_path, r
 
 def test_samples_check_their_domains():
     inputs, targets = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"one int64 a sample, 3 in all, got torch.int64 of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"one int64 a sample, 3 in all, .*got torch.int64 of shape \(2,\)"):
         Samples(inputs, targets, ("a",), train_domains=targets[:2], domain_names=("d",))
-    with pytest.raises(ValueError, match="train_domains are from 0 to 0, domain_names has 0 names"):
+    with pytest.raises(ValueError, match=r"below the number of domain_names, 0, .* from 0 to 0"):
         Samples(inputs, targets, ("a",), train_domains=targets)
 
 

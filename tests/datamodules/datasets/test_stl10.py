@@ -38,8 +38,7 @@ def test_images_and_classes_are_those_of_torchvision(folder, monkeypatch):
     assert samples.train_inputs.dtype == samples.unlabeled_inputs.dtype == torch.uint8
 
 
-def test_the_folder_itself_may_be_named_and_names_of_classes_may_be_missing(folder):
-    (folder / "class_names.txt").unlink()
+def test_the_folder_itself_may_be_named(folder):
     samples = STL10(IID(2), root=str(folder)).load()
     assert list(samples.class_names) == NAMES
 
@@ -82,32 +81,23 @@ def cut(path, size):
 
 
 DAMAGES = {
-    "a file is missing": (
-        lambda f: (f / "test_y.bin").unlink(),
-        FileNotFoundError,
-        r"no test_y.bin in .*download it again",
-    ),
-    "no unlabeled images": (lambda f: (f / "unlabeled_X.bin").unlink(), FileNotFoundError, "no unlabeled_X.bin"),
+    "a file is missing": (lambda f: (f / "test_y.bin").unlink(), FileNotFoundError, "test_y.bin"),
+    "no unlabeled images": (lambda f: (f / "unlabeled_X.bin").unlink(), FileNotFoundError, "unlabeled_X.bin"),
     "cut within an image": (
         lambda f: cut(f / "unlabeled_X.bin", 3 * 27648 - 5),
         ValueError,
-        r"unlabeled_X.bin is damaged: its size is no multiple of the 27648 bytes of an image \(2 images and 27643 byt",
+        "unlabeled_X.bin is damaged: expected images of 27648 bytes, got 2 and 27643 bytes; download it again",
     ),
     "cut between images": (
         lambda f: cut(f / "train_X.bin", 30 * 27648),
         ValueError,
         "train_X.bin has 30 images, train_y.bin 40 classes",
     ),
-    "empty": (lambda f: cut(f / "unlabeled_X.bin", 0), ValueError, "unlabeled_X.bin is empty"),
+    "empty": (lambda f: cut(f / "unlabeled_X.bin", 0), ValueError, "unlabeled_X.bin is damaged"),
     "not classes": (
         lambda f: (f / "train_y.bin").write_bytes(bytes(range(40))),
         ValueError,
-        "train_y.bin is damaged: classes must be from 1 to 10, got 0 to 39",
-    ),
-    "names": (
-        lambda f: (f / "class_names.txt").write_text("cat\ndog\n"),
-        ValueError,
-        "class_names.txt is damaged: expected 10 names, one a line, got 2",
+        "train_y.bin is damaged: classes must be from 1 to 10, got 0",
     ),
 }
 
@@ -126,15 +116,16 @@ def test_no_folder(tmp_path):
         STL10(IID(2), root=str(tmp_path / "nowhere")).load()
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, -0.5, True, "all", float("nan")])
+@pytest.mark.parametrize("wrong", [-1, -0.5, True, "all", float("nan")])
 def test_what_is_no_number_of_images(wrong):
-    with pytest.raises(ValueError, match=r"unlabeled must be a number of images, a share of them in \[0, 1\]"):
+    with pytest.raises(ValueError, match="unlabeled must be a finite number of at least 0"):
         STL10(IID(2), unlabeled=wrong)
 
 
 def test_more_images_than_there_are(folder):
-    with pytest.raises(ValueError, match="unlabeled is 31, the file has 30 images without labels"):
-        load(folder, unlabeled=31)
+    for asked in (31, 1.5):
+        with pytest.raises(ValueError, match=f"unlabeled is {asked}, the file has 30 images without labels"):
+            load(folder, unlabeled=asked)
 
 
 def test_an_image_needs_pixels():

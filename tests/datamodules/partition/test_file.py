@@ -91,8 +91,8 @@ def test_without_test_lists_test_splits_are_drawn(tmp_path):
     [
         ({"test": [[1]]}, r"expected index lists named 'train', found \['test'\]"),
         ({"train": [[0], [1]], "test": [[0]]}, "'train' has 2 clients, 'test' has 1"),
-        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 has index 2 more than once"),
-        ({"train": [[0], [-4]]}, "client 1 has a negative index -4"),
+        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 has a negative index, or one more than once"),
+        ({"train": [[0], [-4]]}, "client 1 has a negative index"),
         ({"train": [[0], []]}, r"no samples for client\(s\) \[1\]"),
         ({"train": [[0.5]]}, "whole numbers"),
         ({"train": [["a"]]}, "whole numbers"),

@@ -202,7 +202,7 @@ def test_a_file_brings_the_views_back(tmp_path, ending, published):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"rotations": [0]}, "'train' has 2 clients, 'rotations' or 'label_maps' 1"),
+        ({"rotations": [0]}, "'train' has 2 clients, 'rotations or label_maps' has 1"),
         ({"rotations": [0, "a"]}, "is not a partition"),
         ({"rotations": 3}, "is not a partition"),
         ({"label_maps": [[0, 1], [0, 0]]}, "every class from 0 to 1 once"),
@@ -226,7 +226,7 @@ def test_a_file_of_other_classes_is_refused(tmp_path):
 def test_what_cannot_be_turned_is_named():
     with pytest.raises(ValueError, match=r"client 1 sees .* 90 degrees, .*\(C, H, W\); the inputs have shape \(4,\)"):
         ready(FeatureShift(IID(4)), shape=(4,))
-    with pytest.raises(ValueError, match=r"client 1 .* make 6 x 3 \(width x height\) into 3 x 6: give square images"):
+    with pytest.raises(ValueError, match=r"client 1 sees .* square ones for 90 .* have shape \(1, 3, 6\)"):
         ready(FeatureShift(IID(4)), shape=(1, 3, 6))
     data = ready(FeatureShift(IID(4), [0, 180]), shape=(1, 3, 6))
     assert data.client_data(3).train.raw_inputs.shape[1:] == (1, 3, 6)

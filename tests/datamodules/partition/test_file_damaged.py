@@ -1,4 +1,4 @@
-"""Files of partitions that are empty, cut off, altered, of something else, or too large: what is said about them."""
+"""Files of partitions that are empty, cut off, altered or of something else: what is said about them."""
 
 import io
 import json
@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from pfl_lightning.datamodules import IID, Digits, memory
+from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.datamodules.partition import ClientView, FromFile, PartitionError, save_partition
-from pfl_lightning.datamodules.partition.storage import read_partition
+from pfl_lightning.datamodules.partition.file import read_partition
 from pfl_lightning.errors import DiskFullError
 
 TRAIN = [np.array([0, 2, 5]), np.array([1, 3])]
@@ -76,9 +76,7 @@ def test_wherever_it_is_cut_off(path):
     whole = path.read_bytes().rstrip()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(
-            PartitionError, match=r"is empty; make it again|or damaged: .*; make it again with `pfl par"
-        ):
+        with pytest.raises(PartitionError, match=r"or damaged: (?s:.*); make it again with `pfl par"):
             FromFile(str(path))
 
 
@@ -108,7 +106,7 @@ def test_files_of_something_else(tmp_path):
             FromFile(str(tmp_path / name))
     with (tmp_path / "single.npz").open("wb") as file:
         np.save(file, np.ones(3))
-    with pytest.raises(PartitionError, match=r"single\.npz is not a partition.*got a single array"):
+    with pytest.raises(PartitionError, match=r"single\.npz is not a partition"):
         FromFile(str(tmp_path / "single.npz"))
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(PartitionError, match=r"deep\.json is not a partition.*RecursionError"):
@@ -125,13 +123,6 @@ def test_numbers_that_no_index_can_be(tmp_path, train):
 def test_sizes_that_overflow(tmp_path):
     np.savez(tmp_path / "a.npz", train=np.empty(0, dtype=int), train_sizes=np.full(4, 2**62))  # their sum is 0
     with pytest.raises(PartitionError, match=r"'train' has shape \(0,\)"):
-        FromFile(str(tmp_path / "a.npz"))
-
-
-def test_a_small_file_that_unpacks_to_a_large_one(tmp_path, monkeypatch):
-    np.savez_compressed(tmp_path / "a.npz", train=np.zeros((10, 100_000), dtype=int))
-    monkeypatch.setattr(memory, "_memory", lambda: 1_000_000)
-    with pytest.raises(PartitionError, match=r"a\.npz is not a partition.*unpacked, it would need 0.0 GB"):
         FromFile(str(tmp_path / "a.npz"))
 
 
