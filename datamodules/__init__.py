@@ -12,7 +12,7 @@ A :class:`FederatedDataModule` holds one data set as tensors. A :class:`Partitio
 - ``clients/``: the clients' splits, batches, views and normalization.
 - ``augmentation/``: random augmentation of whole batches.
 - ``counting``: integer arithmetic that the partition rules share.
-- ``pictures``, ``memory``: pictures as bytes, and the check that data fit into memory.
+- ``pictures``: pictures as bytes.
 
 Example:
     >>> from pfl_lightning.datamodules import Digits, DirichletOverClients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,12 +18,16 @@ __all__ = [
     "FederatedData",
     "SplitSource",
     "TwoViews",
+    "checked_length",
     "class_of_batch",
     "usual_augmentations",
 ]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
+
+MAX_ITEMS = 1_000_000_000
+"""Items of a data set above which its length is taken for that of one without an end."""
 
 
 class TwoViews(NamedTuple):
@@ -165,6 +169,24 @@ def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:
             "own data modules have; a project's own transforms apply without it"
         )
     return found
+
+
+def checked_length(dataset: Sized, what: str) -> int:
+    """Number of items of a map-style data set, after a check that it has some, and an end.
+
+    Args:
+        dataset: The data set.
+        what: Its name in errors.
+
+    Raises:
+        ValueError: If it is empty, or has more items than any data set.
+    """
+    length = len(dataset)
+    if length == 0:
+        raise ValueError(f"the {what} is empty")
+    if length > MAX_ITEMS:
+        raise ValueError(f"the {what} has a length of {length}: give it a __len__ that is its number of items")
+    return length
 
 
 def class_of_batch(batch: Any) -> Tensor | None:

@@ -17,18 +17,6 @@ from pfl_lightning.datamodules.adapters.loading.orders import Order
 from pfl_lightning.datamodules.adapters.loading.plain_values import Values, nested_datasets, plain_values, set_values
 from pfl_lightning.seeding import python_seed
 
-__all__ = [
-    "BatchSizes",
-    "By",
-    "Fetch",
-    "ItemSource",
-    "OneAtATime",
-    "OwnItems",
-    "Workers",
-    "end_workers",
-    "seeded_reads",
-]
-
 
 @dataclass(frozen=True)
 class BatchSizes:

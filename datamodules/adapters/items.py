@@ -18,8 +18,6 @@ from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OwnItems
 from pfl_lightning.datamodules.module import FederatedDataModule
 
-__all__ = ["ClientItems", "ItemDataModule", "ItemLoader", "ItemSplit", "LoaderEpoch", "own_items"]
-
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
     "that computes features once"

@@ -10,11 +10,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from pfl_lightning.data import LABEL_KEYS
+from pfl_lightning.data import LABEL_KEYS, checked_length
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.memory import checked_length
-
-__all__ = ["check_numbered_alike", "check_used_labels", "classes_of", "names_of_classes"]
 
 STRAY = 20
 """How many times fewer items than the usual class the last class has where its label is taken for a mistake."""
@@ -72,8 +69,8 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
     """
     present = np.unique(np.concatenate(list(sets)))
     highest = int(present[-1])
-    names: Any = _own_names(dataset) if given is None else given
-    if not hasattr(names, "__len__"):
+    names: Sequence[Any] = _own_names(dataset) if given is None else given
+    if not names and given is None:
         if 2 * len(present) < highest + 1:
             raise ValueError(
                 f"labels go up to {highest}, and {highest + 1 - len(present)} of the {highest + 1} classes from 0 have "
@@ -137,16 +134,13 @@ def check_numbered_alike(train: Any, test: Any) -> None:
     Raises:
         ValueError: Names the first class that differs.
     """
-    own, others = _own_names(train), _own_names(test)
-    if not (hasattr(own, "__len__") and hasattr(others, "__len__")):
-        return
-    for number, (one, other) in enumerate(zip(own, others, strict=False)):
-        if str(one) != str(other):
-            raise ValueError(
-                f"class {number} is {one!r} in the training set and {other!r} in the test set: number the classes of "
-                f"both alike. Of folders, make one without images for each class that the test set lacks, and give "
-                "torchvision's ImageFolder allow_empty=True; ImageFolder of pfl_lightning.datamodules needs neither"
-            )
+    if (number := _differing(train, test)) is not None:
+        raise ValueError(
+            f"class {number} is {_own_names(train)[number]!r} in the training set and {_own_names(test)[number]!r} in "
+            "the test set: number the classes of both alike. Of folders, make one without images for each class that "
+            "the test set lacks, and give torchvision's ImageFolder allow_empty=True; ImageFolder of "
+            "pfl_lightning.datamodules needs neither"
+        )
 
 
 def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:
@@ -155,34 +149,36 @@ def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:
     Args:
         datasets: One a client.
     """
-    named = [(client, own) for client, own in enumerate(datasets) if hasattr(_own_names(own), "__len__")]
-    if not named:
-        return datasets[0]
-    most, widest = max(named, key=lambda pair: (len(_own_names(pair[1])), -pair[0]))
-    every = [str(name) for name in _own_names(widest)]
-    for client, own in named:
-        names = [str(name) for name in _own_names(own)]
-        if names != every[: len(names)]:
-            place = next(n for n, (one, other) in enumerate(zip(names, every, strict=False)) if one != other)
+    counts = [len(_own_names(own)) for own in datasets]
+    most = counts.index(max(counts))
+    for client, own in enumerate(datasets):
+        if (place := _differing(own, datasets[most])) is not None:
             warnings.warn(
-                f"class {place} is {names[place]!r} in the data set of client {client} and {every[place]!r} in that of "
-                f"client {most}, and counts as one class: number the classes of all clients alike, with the names of "
-                "them all in `classes`",
+                f"class {place} is {_own_names(own)[place]!r} in the data set of client {client} and "
+                f"{_own_names(datasets[most])[place]!r} in that of client {most}, and counts as one class: number the "
+                "classes of all clients alike, with the names of them all in `classes`",
                 stacklevel=2,
             )
             break
-    return widest
+    return datasets[most]
 
 
-def _own_names(dataset: Any) -> Any:
-    """Names that a data set, or the one of which it is a part, has for the classes of its items."""
+def _differing(one: Any, other: Any) -> int | None:
+    """The first class that two data sets name otherwise; ``None`` if there is none."""
+    pairs = enumerate(zip(_own_names(one), _own_names(other), strict=False))
+    return next((number for number, (own, others) in pairs if own != others), None)
+
+
+def _own_names(dataset: Any) -> list[str]:
+    """Names that a data set, or the one of which it is a part, has for the classes of its items; empty for none."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "classes"):
         dataset = dataset.dataset
     if _transform_of_targets(dataset) is not None and _says_classes(dataset):
         made, own = _made_of_targets(dataset), _whole_numbers(dataset.targets)
         if made is not None and (own is None or (made != own).any()):
-            return None  # classes that are made of others have other names
-    return getattr(dataset, "classes", None)
+            return []  # classes that are made of others have other names
+    found = getattr(dataset, "classes", None)
+    return [str(name) for name in found] if isinstance(found, Sized) and isinstance(found, Iterable) else []
 
 
 def _transform_of_targets(dataset: Any) -> Callable[[Any], Any] | None:
@@ -206,17 +202,11 @@ def _given(dataset: Dataset[Any], labels: Callable[[Any], Any]) -> Ints:
         known = _whole_numbers([value])
         if known is None:
             raise ValueError(
-                f"labels must give a whole number from 0 for every item of the data set, got {_described(value)} for "
+                f"labels must give a whole number from 0 for every item of the data set, got {str(value)[:80]} for "
                 f"item {place}: correct labels"
             )
         found.append(int(known[0]))
     return np.array(found, dtype=np.int64)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Tensor | np.ndarray) and value.shape not in ((), (1,)):
-        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
-    return repr(value)[:80]
 
 
 def _says_classes(dataset: Any) -> bool:

@@ -25,8 +25,6 @@ from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.older_package import as_lightning
 
-__all__ = ["FromLoaders"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pfl_lightning.data import LABEL_KEYS
+from pfl_lightning.data import LABEL_KEYS, checked_length
 from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, check_used_labels, names_of_classes
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
-from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.pictures import to_bytes
 
 INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
@@ -23,12 +22,6 @@ INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
 
 COLORS = (1, 3, 4)
 """Numbers of channels of a picture."""
-
-PADDED = (
-    "pad them where the data set makes them, such as torch.nn.functional.pad(item, (0, longest - len(item))), or use "
-    "federate with a LightningModule of your own, whose loaders pad in their collate_fn"
-)
-"""Advice for rows of several lengths, such as texts."""
 
 Keys = tuple[str, str]
 """Keys of the input and of the class."""
@@ -90,33 +83,30 @@ def read_dataset(
             "map-style Dataset with __len__ and __getitem__"
         )
     items: Any = dataset
-    read = _read_item if labeled else _read_unlabeled
+
+    def read(place: int) -> tuple[Tensor, int]:
+        where = f"item {place} of the {what}"
+        value, target = _parts(items[place], keys, labeled, where)
+        return _as_tensor(value, where), target
+
     inputs: list[Tensor] = []
     targets: list[int] = []
     for place in range(checked_length(items, what)):
         try:
-            item = items[place]
+            value, target = read(place)
         except Exception as error:  # of the user's own code, which may not say which file it has read
             error.add_note(f"while item {place} of the {what} was read")
             raise
-        value, target = read(_plain(item, keys, labeled, f"item {place} of the {what}"), f"item {place} of the {what}")
-        if place == 0:
-            checked_length(items, what, value.nbytes)
         if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
-            colors = value.shape != inputs[0].shape and value.shape[1:] == inputs[0].shape[1:]
-            how = "convert them to one mode, such as image.convert('RGB')," if colors else "resize them"
-            how = PADDED if value.ndim <= 1 else f"{how} in the data set's transform"
             raise ValueError(
                 f"item {place} of the {what} is {value.dtype} of shape {tuple(value.shape)}, item 0 "
-                f"{inputs[0].dtype} of shape {tuple(inputs[0].shape)}: all must be the same; "
-                f"{how}"
+                f"{inputs[0].dtype} of shape {tuple(inputs[0].shape)}: all must be the same; in the data set, resize "
+                "pictures and convert them to one mode (image.convert('RGB')), and pad rows to one length, or use "
+                "federate with a LightningModule of your own, whose loaders pad in their collate_fn"
             )
         inputs.append(value)
         targets.append(target)
-    if any(
-        not _same(read(_plain(items[place], keys, labeled, what), what)[0], inputs[place])
-        for place in range(min(8, len(items)))
-    ):
+    if any(not _same(read(place)[0], inputs[place]) for place in range(min(8, len(items)))):
         warnings.warn(
             f"the {what} gives a different input each time it is read: a random transform in it is frozen, as items "
             "are read once. Remove the transform and set augment, which draws again for every batch",
@@ -132,61 +122,52 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 
-def _plain(item: Any, keys: Keys | None, labeled: bool, where: str) -> Any:
-    """A dictionary as a pair (input, class), or as the input alone; other items as they are."""
-    if not isinstance(item, Mapping):
-        return item
-    wanted = [(key,) for key in keys] if keys else [INPUT_KEYS, LABEL_KEYS]
-    found = [[key for key in names if key in item] for names in wanted[: 2 if labeled else 1]]
-    if any(len(names) != 1 for names in found):
-        raise TypeError(
-            f"{where} has the entries {[*item]}: say which are the input and the class, such as keys=('image', 'label')"
-        )
-    values = [item[names[0]] for names in found]
-    return tuple(values) if labeled else values[0]
-
-
-def _read_item(item: Any, where: str) -> tuple[Tensor, int]:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
+def _parts(item: Any, keys: Keys | None, labeled: bool, where: str) -> tuple[Any, int]:
+    """Input and class of an item."""
+    if isinstance(item, Mapping):
+        wanted = [(key,) for key in keys] if keys else [INPUT_KEYS, LABEL_KEYS]
+        found = [[key for key in names if key in item] for names in wanted[: 2 if labeled else 1]]
+        if any(len(names) != 1 for names in found):
+            raise TypeError(
+                f"{where} has the entries {[*item]}: say which are the input and the class, such as "
+                "keys=('image', 'label')"
+            )
+        item = [item[names[0]] for names in found]
+    if not labeled:
+        return item[0] if isinstance(item, tuple | list) and item else item, NO_LABEL
+    if not isinstance(item, tuple | list) or len(item) != 2:
         raise TypeError(f"{where} is a {type(item).__name__}, expected a pair (input, class)")
     value, target = item
-    tensor = _read_input(value, where)
-    whole = isinstance(target, (int, np.integer)) or (
-        isinstance(target, (Tensor, np.ndarray))
+    whole = isinstance(target, int | np.integer) or (
+        isinstance(target, Tensor | np.ndarray)
         and target.shape in ((), (1,))
         and (isinstance(target, Tensor) or target.dtype.kind in "biuf")  # and no string
         and float(target).is_integer()
     )
     if not whole:
         raise TypeError(f"the class in {where} is {target!r}, expected a whole number from 0")
-    return tensor, int(target)
+    return value, int(target)
 
 
-def _read_unlabeled(item: Any, where: str) -> tuple[Tensor, int]:
-    return _read_input(item[0] if isinstance(item, (tuple, list)) and item else item, where), NO_LABEL
+def _as_tensor(value: Any, where: str) -> Tensor:
+    """An input; pictures get their channels first.
 
-
-def _read_input(value: Any, where: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return _channels_first(value.detach().cpu(), where)
-    if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)  # of which torch warns where it cannot be written to
-        return _channels_first(torch.from_numpy(array if array.flags.writeable else array.copy()), where)
+    Raises:
+        TypeError: It is neither a picture nor a tensor nor an array.
+        ValueError: It is a picture of bytes whose channels stand last: its columns would be taken for colors.
+    """
     if hasattr(value, "getbands"):  # a PIL picture
         pixels = np.array(to_bytes(value))
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-    raise TypeError(f"the input in {where} is a {type(value).__name__}, expected a picture, a tensor or an array")
-
-
-def _channels_first(pixels: Tensor, where: str) -> Tensor:
-    """The input, unless it is a picture of bytes whose channels stand last: its columns would be taken for colors.
-
-    Raises:
-        ValueError: It is one.
-    """
-    if pixels.dtype == torch.uint8 and pixels.ndim == 3 and pixels.shape[2] in COLORS and pixels.shape[0] not in COLORS:
+    if not isinstance(value, Tensor | np.ndarray):
+        raise TypeError(f"the input in {where} is a {type(value).__name__}, expected a picture, a tensor or an array")
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)  # of which torch warns where it cannot be written to
+        value = torch.from_numpy(array if array.flags.writeable else array.copy())
+    shape = tuple(value.shape)
+    if value.dtype == torch.uint8 and len(shape) == 3 and shape[2] in COLORS and shape[0] not in COLORS:
         raise ValueError(
-            f"the input in {where} has the shape {tuple(pixels.shape)}, an image whose channels stand last: give "
-            "(channels, height, width), such as array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
+            f"the input in {where} has the shape {shape}, an image whose channels stand last: give (channels, height, "
+            "width), such as array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
         )
-    return pixels
+    return value.detach().cpu()

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from pfl_lightning.data import checked_length
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OneAtATime
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import (
@@ -28,12 +29,9 @@ from pfl_lightning.datamodules.adapters.sources import source_of
 from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes
-from pfl_lightning.datamodules.memory import checked_length
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.older_package import as_lightning
-
-__all__ = ["AsGiven", "FromSilos", "as_datamodule"]
 
 
 class FromSilos(ItemDataModule):

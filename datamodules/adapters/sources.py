@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from pfl_lightning.data import checked_length
 from pfl_lightning.datamodules.adapters.item_source import (
     BatchSizes,
     By,
@@ -42,9 +43,6 @@ from pfl_lightning.datamodules.adapters.loading.orders import (
 )
 from pfl_lightning.datamodules.adapters.loading.streams import Kept, iterates_by_itself
 from pfl_lightning.datamodules.counting import Ints
-from pfl_lightning.datamodules.memory import checked_length
-
-__all__ = ["LISTS", "check_sampler", "goes_through", "one_class", "places_of", "selected", "selection_of", "source_of"]
 
 
 def source_of(

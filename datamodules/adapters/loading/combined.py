@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
 from pfl_lightning.lightning_private import combining_mode
 
-__all__ = ["CombinedBatches", "CombinedSplit", "Shape", "StageLoaders"]
-
 EVALUATED: Literal["sequential"] = "sequential"
 TRAINED: Literal["max_size_cycle"] = "max_size_cycle"
 """How a Trainer combines loaders, where it is not said."""

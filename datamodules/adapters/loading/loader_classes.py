@@ -14,8 +14,6 @@ from pfl_lightning.datamodules.adapters.sources import one_class
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
-__all__ = ["LoaderClasses", "filled", "find_classes"]
-
 Sources = Mapping[str, Sequence[ItemSource]]
 """The data sets of each stage."""
 

@@ -15,18 +15,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
 
-__all__ = [
-    "DrawnOrder",
-    "Order",
-    "SampledBatches",
-    "SampledOrder",
-    "afresh",
-    "ending",
-    "order_of",
-    "seeded_draws",
-    "tell_epoch",
-]
-
 MAX_PLACES = 1_000_000
 """A sampler that gives more than this, and ten times the items that there are, is taken for one without an end."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-__all__ = ["Values", "nested_datasets", "plain_values", "set_values"]
-
 Values = list[dict[str, Any]]
 """Plain attributes of each of some data sets, by name."""
 

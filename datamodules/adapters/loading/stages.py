@@ -17,19 +17,6 @@ from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
 from pfl_lightning.lightning_private import attached
 
-__all__ = [
-    "DATA",
-    "GivenLoaders",
-    "brings",
-    "checked",
-    "data_in",
-    "for_another_process",
-    "gives",
-    "loaders_of",
-    "made_again",
-    "warn_of_other_items",
-]
-
 DATA = (Dataset, DataLoader, LightningDataModule)
 """What of a module is data."""
 

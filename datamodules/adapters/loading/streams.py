@@ -17,8 +17,6 @@ from pfl_lightning.datamodules.adapters.item_source import OneAtATime, end_worke
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
 from pfl_lightning.datamodules.adapters.loading.orders import tell_epoch
 
-__all__ = ["Kept", "StreamSplit", "iterates_by_itself"]
-
 
 class Kept:
     """A client's loader, whose persistent workers are kept until another client's turn.
