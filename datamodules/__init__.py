@@ -12,7 +12,6 @@ A :class:`FederatedDataModule` holds one data set as tensors. A :class:`Partitio
 - ``clients/``: the clients' splits, batches, views and normalization.
 - ``augmentation/``: random augmentation of whole batches.
 - ``counting``: integer arithmetic that the partition rules share.
-- ``pictures``: pictures as bytes.
 
 Example:
     >>> from pfl_lightning.datamodules import Digits, DirichletOverClients
@@ -31,11 +30,10 @@ from pfl_lightning.datamodules.adapters.user_data import FromDatasets, FromLight
 from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGrayscale, StrongAugmentation
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
-from pfl_lightning.datamodules.clients.batches import BatchLoader
+from pfl_lightning.datamodules.clients.batches import BatchLoader, BatchTransform
 from pfl_lightning.datamodules.clients.loaded import ClientData
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import ClientSplit
-from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.datasets.image_folder import DOMAINNET_10, DomainFolders, ImageFolder
 from pfl_lightning.datamodules.datasets.stl10 import STL10
 from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST

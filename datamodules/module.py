@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from pfl_lightning.checks import as_mistaken_data, check_at_least, check_between, check_seed
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_augmentable, choose_augmentations
+from pfl_lightning.datamodules.clients.batches import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.clients.division import check_batches, divide
 from pfl_lightning.datamodules.clients.loaded import (
     ClientData,
@@ -23,10 +24,8 @@ from pfl_lightning.datamodules.clients.loaded import (
     warn_of_samples,
     warn_unless_federated,
 )
-from pfl_lightning.datamodules.clients.public import with_public
-from pfl_lightning.datamodules.clients.samples import Samples, digest
+from pfl_lightning.datamodules.clients.samples import Samples, digest, with_public
 from pfl_lightning.datamodules.clients.splits import ClientSplit
-from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition

@@ -10,7 +10,6 @@ What they read
 ``sources``                                    items behind a loader: which they are, and in which order they come
 ``item_source``                                how they are read, with worker processes that clients share
 ``items``                                      splits and batches of items, and the base of data modules that have them
-``reading``                                    whole Datasets as tensors
 ``labels``                                     classes of items, where a partition needs them
 =============================================  ====================================================================
 """

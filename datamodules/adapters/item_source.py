@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,9 +94,13 @@ class ItemSource:
             seeded: Whether they are in this process, too, for draws from Python and NumPy; in workers they always are.
         """
         if self.workers is not None:
-            return self.workers.read(batches, generator)
+            yield from self.workers.read(batches, generator)
+            return
         fetch = Fetch(self.dataset, self.collate, self.by)
-        return seeded_reads(fetch, batches, generator) if seeded else map(fetch, batches)
+        for places, seed in _tasks(batches, generator):  # draws from torch go on from those before: they are the fit's
+            with python_seed(seed) if seeded else nullcontext():
+                batch = fetch(places)
+            yield batch
 
 
 Task = tuple[list[int], int, Values | None]
@@ -131,22 +136,6 @@ class Fetch:
         if hasattr(self.dataset, "__getitems__"):
             return self.collate(self.dataset.__getitems__(places))
         return self.collate([self.dataset[place] for place in places])
-
-
-def seeded_reads(fetch: Fetch, batches: Sequence[list[int]], generator: torch.Generator | None) -> Iterator[Any]:
-    """Batches that are read in this process; what transforms draw from Python or NumPy is that of :class:`Workers`.
-
-    Draws from torch go on from those before, which are the fit's own.
-
-    Args:
-        fetch: Reads a batch.
-        batches: Places of the items of each batch.
-        generator: See :meth:`Workers.read`.
-    """
-    for places, seed in _tasks(batches, generator):
-        with python_seed(seed):
-            batch = fetch(places)
-        yield batch
 
 
 class Workers:

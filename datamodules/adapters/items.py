@@ -102,12 +102,9 @@ class ItemSplit:
                 f"batch_size to at most {len(self)}, set drop_last=False, or give clients more items"
             )
         order = generator if shuffle and self.source.shuffled else None
-        found = ItemLoader(
-            self._in_order(shuffle), self._size(batch_size, shuffle), torch.device(device), order, drop_last
-        )
-        if views == 1:
-            return found.seeded_by(generator) if shuffle and self.source.workers is not None else found
-        return found.in_two_views(generator)
+        draws = generator if views == 2 or (shuffle and self.source.workers is not None) else order
+        split, size = self._in_order(shuffle), self._size(batch_size, shuffle)
+        return ItemLoader(split, size, torch.device(device), order, drop_last, draws, views)
 
     def _in_order(self, shuffle: bool) -> ItemSplit:
         """The split, without its sampler in a pass over all training items, as for statistics that are sent."""
@@ -170,14 +167,14 @@ class ItemLoader:
         device: Device of the batches.
         generator: CPU generator of a new order for every pass; ``None`` keeps the order of the split.
         drop_last: Whether an incomplete last batch is dropped.
+        draws: Seeds the readings, in each pass, round and client by others; ``None`` where they are not seeded.
+        views: 1, or 2 for two readings of each item.
 
     Attributes:
         augmented: Always true, since the data set may transform its items at random at every pass.
-        views: 1, or 2 for two readings of each item.
     """
 
     augmented = True
-    views = 1
 
     def __init__(
         self,
@@ -186,11 +183,13 @@ class ItemLoader:
         device: torch.device,
         generator: torch.Generator | None,
         drop_last: bool,
+        draws: torch.Generator | None = None,
+        views: int = 1,
     ) -> None:
-        self.batch_size = batch_size
+        self.batch_size, self.views = batch_size, views
         self.dataset = own_items(split)
         self._split, self._device, self._generator, self._drop_last = split, device, generator, drop_last
-        self._draws = generator
+        self._draws = draws
         self.batch_sampler = LoaderEpoch()  # to which a Trainer tells its epoch; a sampler would be examined
 
     def __len__(self) -> int:
@@ -205,16 +204,6 @@ class ItemLoader:
             raise TypeError("the user's sampler gives another number of batches in every pass")
         full, rest = divmod(count, self.batch_size)
         return full + (rest > 0 and not self._drop_last)
-
-    def seeded_by(self, draws: torch.Generator | None) -> ItemLoader:
-        """The same with readings that are seeded by a generator: in each pass, round and client by others."""
-        self._draws = draws
-        return self
-
-    def in_two_views(self, draws: torch.Generator | None) -> ItemLoader:
-        """The same with two readings of each item; see :meth:`seeded_by`."""
-        self.views = 2
-        return self.seeded_by(draws)
 
     def __iter__(self) -> Iterator[Any]:
         read, places = self._split.source.read, self._places()

@@ -85,6 +85,31 @@ def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: I
     return tuple(str(name) for name in names)
 
 
+def known_names(
+    given: Sequence[str] | None, dataset: Dataset[Any], sets: Mapping[str, Ints], said: bool = False
+) -> tuple[str, ...] | None:
+    """Names of the classes, see :func:`names_of_classes` and :func:`check_used_labels`.
+
+    Args:
+        given: A name for each class, if the user gives them.
+        dataset: The training set.
+        sets: Classes of the items of each set, by its name in messages.
+        said: Whether anybody has said that items have classes: whole numbers that cannot be classes are none otherwise.
+
+    Raises:
+        ValueError: They cannot be classes, and were said to be.
+    """
+    try:
+        names = names_of_classes(given, dataset, sets.values())
+    except ValueError:
+        if said:
+            raise
+        return None
+    if given is None:
+        check_used_labels(names, sets)
+    return names
+
+
 def check_used_labels(names: Sequence[str], sets: Mapping[str, Ints], *, refuse: bool = False) -> None:
     """Warn of labels that look like a mistake where nobody has named the classes, so that the highest label counts.
 

@@ -91,15 +91,11 @@ class FromLoaders(ItemDataModule):
         validation_share: float | None = None,
         **kwargs: Any,
     ) -> None:
-        own = {"augment", "normalize", "mean", "std", "batch_size", "drop_last", "eval_batch_size"} & kwargs.keys()
-        if own:
+        own = {"augment", "normalize", "mean", "std", "batch_size", "drop_last", "eval_batch_size", "public"}
+        if given := own & kwargs.keys():
             raise ValueError(
-                f"{', '.join(sorted(own))}: the data module's own Datasets and loaders determine this; set it there"
-            )
-        if kwargs.get("public") is not None:
-            raise ValueError(
-                "public: the items of a data module are read one by one, and none can be held back as public samples; "
-                "use FromLightning or FromDatasets, or leave it out"
+                f"{', '.join(sorted(given))}: the data module's own Datasets and loaders determine this, item by item; "
+                "set it there, or use FromLightning or FromDatasets, which read all items"
             )
         super().__init__(partition, validation_share=0.1 if validation_share is None else validation_share, **kwargs)
         self.datamodule = as_lightning(datamodule)
@@ -226,9 +222,8 @@ class FromLoaders(ItemDataModule):
             if (lists.sizes < least).any():
                 client = int((lists.sizes < least).argmax())
                 raise PartitionError(
-                    f"client {client} gets {lists.sizes[client]} of the {len(classes)} items of training loader "
-                    f"{number}, which needs {least} for a batch: lower num_clients or the loader's batch_size, or "
-                    "set drop_last to false"
+                    f"client {client} gets {lists.sizes[client]} items of training loader {number}, {least} are needed "
+                    "for a batch: lower num_clients or the loader's batch_size, or set drop_last to false"
                 )
             found.append(lists)
         return found

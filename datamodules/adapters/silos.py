@@ -15,12 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from pfl_lightning.data import checked_length
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OneAtATime
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
-from pfl_lightning.datamodules.adapters.labels import (
-    check_used_labels,
-    classes_of,
-    dataset_of_all_classes,
-    names_of_classes,
-)
+from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, known_names
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
 from pfl_lightning.datamodules.adapters.loading.loader_classes import filled
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, for_another_process, loaders_of
@@ -146,14 +141,12 @@ class FromSilos(ItemDataModule):
             turns = self._turns.setdefault(name, [])
             turns.extend(OneAtATime() for _ in found.loaders[len(turns) :])
             own[name] = tuple(source_of(loader, silo, name, turns[n]) for n, loader in enumerate(found.loaders))
-        self._sources.append(own)
-        self._shapes.append({name: found.shape for name, found in loaders.items()})
-        for name, sources in self._sources[-1].items():
-            for source in sources:
+            for source in own[name]:
                 if hasattr(source.dataset, "__len__"):
                     checked_length(source.dataset, f"{name} set of client {client}")
-        train = _sizes(self._sources[-1]["train"][0])
-        evaluated = self._sources[-1].get("validation", self._sources[-1].get("test", self._sources[-1]["train"]))[0]
+        self._sources.append(own)
+        self._shapes.append({name: found.shape for name, found in loaders.items()})
+        train, evaluated = _sizes(own["train"][0]), own.get("validation", own.get("test", own["train"]))[0]
         self._batches.append(BatchSizes(train.batch_size, _sizes(evaluated).eval_batch_size, train.drop_last))
 
     def _find_classes(self) -> tuple[str, ...]:
@@ -162,31 +155,17 @@ class FromSilos(ItemDataModule):
             {name: [classes_of(s.dataset, read=False) for s in sources] for name, sources in own.items()}
             for own in self._sources
         ]
-        every = [classes for own in found for of in own.values() for classes in of]
-        known = [classes for classes in every if classes is not None]
-        names: tuple[str, ...] = ("0",)
-        self._labeled = len(known) == len(every)
-        if self._labeled:
+        sets = {f"{name} set of client {k}": of for k, own in enumerate(found) for name, of in own.items()}
+        names: tuple[str, ...] | None = None
+        if all(classes is not None for of in sets.values() for classes in of):
             named = dataset_of_all_classes([own["train"][0].dataset for own in self._sources])
-            try:
-                names = names_of_classes(None, named, known)
-            except ValueError:  # whole numbers that are no classes
-                self._labeled = False
-            else:
-                check_used_labels(
-                    names,
-                    {
-                        f"{name} set of client {client}": np.concatenate(
-                            [classes for classes in of if classes is not None]
-                        )
-                        for client, own in enumerate(found)
-                        for name, of in own.items()
-                    },
-                )
+            joined = {name: np.concatenate([one for one in of if one is not None]) for name, of in sets.items()}
+            names = known_names(None, named, joined)
+        self._labeled = names is not None
         for sources, own in zip(self._sources, found, strict=True):
             arrays = filled(sources, own, self._labeled)
             self._classes.append({name: [torch.from_numpy(array) for array in of] for name, of in arrays.items()})
-        return names
+        return names or ("0",)
 
     def _divide(self, classes: list[Tensor], test_sizes: list[int]) -> None:
         """Tell the rule which positions are whose."""
@@ -295,27 +274,18 @@ def as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModul
     Raises:
         ValueError: It is none of these.
     """
-    if isinstance(silo, FederatedDataModule):
-        raise ValueError(
-            f"silo {client} is a {type(silo).__name__}, which is divided among clients itself: give one "
-            "LightningDataModule, DataLoader or Dataset a client"
-        )
     silo = as_lightning(silo)  # which may be of pytorch_lightning
-    if isinstance(silo, LightningDataModule):
+    if isinstance(silo, LightningDataModule) and not isinstance(silo, FederatedDataModule):
         return silo
     if isinstance(silo, DataLoader):
         return GivenLoaders(silo)
     if isinstance(silo, IterableDataset):
         return GivenLoaders(DataLoader(silo, batch_size))
-    if isinstance(silo, list | tuple) and silo and all(isinstance(part, DataLoader | Dataset) for part in silo):
+    several = isinstance(silo, list | tuple) and all(isinstance(part, DataLoader | Dataset) for part in silo)
+    indexed = hasattr(silo, "__getitem__") and hasattr(silo, "__len__") and not isinstance(silo, str | dict)
+    if several or not indexed or len(silo) == 0:
         raise ValueError(
-            f"silo {client} is a {type(silo).__name__} of {len(silo)} data sets or loaders: give a LightningDataModule "
-            "with the client's training, validation and test loaders, or its training data alone"
+            f"silo {client} is a {type(silo).__name__}, expected the data of one client: a LightningDataModule with "
+            "its training, validation and test loaders, a DataLoader, or a Dataset with items"
         )
-    if not (hasattr(silo, "__getitem__") and hasattr(silo, "__len__")) or isinstance(silo, str | dict):
-        raise ValueError(
-            f"silo {client} is a {type(silo).__name__}, expected a LightningDataModule, a DataLoader or a Dataset"
-        )
-    if len(silo) == 0:
-        raise ValueError(f"silo {client} has no items: leave this client out, or give it data")
     return GivenLoaders(DataLoader(silo, batch_size, shuffle=True))

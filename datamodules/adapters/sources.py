@@ -35,7 +35,7 @@ from pfl_lightning.datamodules.adapters.item_source import (
 )
 from pfl_lightning.datamodules.adapters.loading.orders import (
     Order,
-    SampledBatches,
+    SampledOrder,
     afresh,
     ending,
     order_of,
@@ -65,15 +65,11 @@ def source_of(
         kept = Kept(loader, turns)
         return ItemSource(dataset, loader.collate_fn, True, hooks, None, None, own, stage != "train", kept, plan.by)
     order: Order | None = None
-    length = _length_of(loader.dataset)
+    whole: Any = loader.dataset
     if plan.batch_size is None:
-        order = SampledBatches(plan.sampler, len(loader.dataset), places)  # type: ignore[arg-type]
-    elif not (
-        isinstance(dataset, IterableDataset)
-        or goes_through(plan.sampler, length)
-        or selected(plan.sampler, length) is not None
-    ):
-        order = order_of(plan.sampler, len(loader.dataset), places)  # type: ignore[arg-type]
+        order = SampledOrder(plan.sampler, len(whole), places, batched=True)
+    elif not (isinstance(whole, IterableDataset) or gives_each_once(plan.sampler)):
+        order = order_of(plan.sampler, len(whole), places)
     shuffled = order is not None or not isinstance(plan.sampler, (SequentialSampler, *LISTS))
     fetch = Fetch(dataset, loader.collate_fn, plan.by)
     workers = Workers(loader, fetch, turns) if loader.num_workers else None
@@ -116,14 +112,10 @@ def selection_of(loader: DataLoader[Any]) -> list[int] | None:
     Args:
         loader: A loader.
     """
-    length, sampler = _length_of(loader.dataset), _plan(loader).sampler
-    if isinstance(loader.dataset, IterableDataset):
+    whole: Any = loader.dataset
+    if isinstance(whole, IterableDataset):
         return None
-    return selected(sampler, length) if length is None else places_of(sampler, length)
-
-
-def _length_of(dataset: Any) -> int | None:
-    return len(dataset) if hasattr(dataset, "__len__") else None
+    return places_of(_plan(loader).sampler, len(whole) if hasattr(whole, "__len__") else None)
 
 
 def _first(sampler: Any) -> Any:
@@ -134,13 +126,13 @@ def _first(sampler: Any) -> Any:
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
     """Whether the package may read a loader's items itself: in batches of a number, in order or shuffled."""
-    if iterates_by_itself(loader):
+    if iterates_by_itself(loader) or loader.batch_size is None:
         return False
     if isinstance(loader.dataset, IterableDataset):
-        return loader.batch_size is not None and not loader.num_workers and hasattr(loader.dataset, "__len__")
-    return loader.batch_size is not None and (
-        goes_through(loader.sampler, _length_of(loader.dataset)) or type(loader.sampler) is SubsetRandomSampler
-    )
+        return not loader.num_workers and hasattr(loader.dataset, "__len__")
+    if type(loader.sampler) is SubsetRandomSampler:
+        return True
+    return type(loader.sampler) in WHOLE and gives_each_once(loader.sampler) and selection_of(loader) is None
 
 
 def one_class(source: ItemSource) -> Ints:
@@ -166,12 +158,12 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
             stacklevel=2,
         )
     plan = _plan(loader)
-    if goes_through(plan.sampler, None):
+    if type(plan.sampler) in WHOLE:
         return
     first = _first(plan.sampler)
     if plan.batch_size is None and isinstance(first, Iterable):
         first = next(iter(first), None)
-    if first is not None and not (hasattr(first, "__index__") or (isinstance(first, Tensor) and first.numel() == 1)):
+    if first is not None and not hasattr(first, "__index__"):
         raise TypeError(
             f"{name} has a {type(plan.sampler).__name__}, which gives {type(first).__name__}s in the place of numbers "
             "of items: give the DataLoader a batch_size and a sampler of numbers, or a list of loaders, one a client, "
@@ -188,6 +180,9 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
 LISTS = (list, tuple, range, Tensor, np.ndarray)
 """What a DataLoader takes for a sampler beside samplers."""
 
+WHOLE = (RandomSampler, SequentialSampler)
+"""Samplers of all items of a collection."""
+
 FEW = 1000
 """Items of a data set of which random passes may be the same by chance."""
 
@@ -195,61 +190,42 @@ EPOCHS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 """Epochs that are looked at: a curriculum adds items later."""
 
 
-def goes_through(sampler: Any, length: int | None) -> bool:
-    """Whether a sampler gives every item once, in order or shuffled.
-
-    Args:
-        sampler: The sampler of a loader.
-        length: Number of items of its data set; ``None`` where that is not known.
-    """
-    if type(sampler) is RandomSampler and (sampler.replacement or sampler._num_samples is not None):
-        return False
-    return type(sampler) in (RandomSampler, SequentialSampler) and _range_of(sampler, length) is None
-
-
-def selected(sampler: Any, length: int | None) -> list[int] | None:
-    """Places of the items that a sampler gives once each, in order or shuffled, where they are a part; else ``None``.
-
-    Args:
-        sampler: The sampler of a loader.
-        length: Number of items of its data set; ``None`` where that is not known.
+def gives_each_once(sampler: Any) -> bool:
+    """Whether a sampler of torch, or a list, gives each of its items once, in order or shuffled.
 
     Example:
-        >>> selected([4, 2], 5), selected(SequentialSampler(range(3)), 5), selected(SequentialSampler(range(5)), 5)
-        ([4, 2], [0, 1, 2], None)
+        >>> gives_each_once([4, 2]), gives_each_once([4, 4]), gives_each_once(SequentialSampler(range(3)))
+        (True, False, True)
     """
-    if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
-        return [int(place) for place in sampler.indices]
-    if type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
-    ):
-        return _range_of(sampler, length)
-    if not isinstance(sampler, LISTS):
-        return None
-    places = [int(place) for place in sampler if _is_place(place)]  # not those of lists of them
-    return places if len(set(places)) == len(sampler) else None  # others are drawn as they come
+    if isinstance(sampler, LISTS):
+        return len({int(place) for place in sampler if _is_place(place)}) == len(sampler)  # of numbers, not of lists
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler._num_samples is None
+    return type(sampler) is SequentialSampler or _is_subset(sampler)
 
 
-def places_of(sampler: Any, length: int) -> list[int] | None:
+def places_of(sampler: Any, length: int | None) -> list[int] | None:
     """Places of the items that a sampler, or a batch sampler, can give; ``None`` where it can give all.
 
     A sampler of the user's is asked: its places are a selection if several passes give the same ones.
 
     Args:
         sampler: What gives places, or lists of them.
-        length: Number of items of the data set.
+        length: Number of items of the data set; ``None`` where that is not known.
 
     Example:
         >>> places_of([[3, 1], [1, 2]], 5), places_of(WeightedRandomSampler([0.0, 1.0, 2.0], 9), 3)
         ([1, 2, 3], [1, 2])
-        >>> places_of(RandomSampler(range(5), num_samples=2), 5) is None
-        True
+        >>> places_of([4, 2], 5), places_of(RandomSampler(range(5), num_samples=2), 5) is None
+        ([4, 2], True)
     """
-    once = selected(sampler, length)
-    if once is not None:
-        return once
-    if type(sampler) is RandomSampler or type(sampler) is SequentialSampler:
-        return _range_of(sampler, length)
+    if _is_subset(sampler) or (isinstance(sampler, LISTS) and gives_each_once(sampler)):
+        return [int(place) for place in (sampler.indices if _is_subset(sampler) else sampler)]
+    if length is None:
+        return None
+    if type(sampler) in WHOLE:  # of another collection, with fewer than there are items
+        source = sampler.data_source
+        return list(range(len(source))) if hasattr(source, "__len__") and len(source) < length else None
     if type(sampler) is WeightedRandomSampler:
         found = {place for place, weight in enumerate(torch.as_tensor(sampler.weights).tolist()) if weight > 0}
     else:
@@ -260,11 +236,8 @@ def places_of(sampler: Any, length: int) -> list[int] | None:
     return sorted(found) if found and len(found) < length and max(found) < length and min(found) >= 0 else None
 
 
-def _range_of(sampler: Any, length: int | None) -> list[int] | None:
-    """The first places, where the sampler of another collection has fewer than there are items."""
-    source = sampler.data_source
-    known = length is not None and hasattr(source, "__len__")
-    return list(range(len(source))) if known and len(source) < length else None  # type: ignore[operator]
+def _is_subset(sampler: Any) -> bool:
+    return isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__
 
 
 def _passes(sampler: Any, length: int) -> list[set[int]]:

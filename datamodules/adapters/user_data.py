@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from pfl_lightning.datamodules.adapters.reading import read_dataset, read_datasets
+from pfl_lightning.data import LABEL_KEYS, checked_length
+from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, check_used_labels, names_of_classes
 from pfl_lightning.datamodules.adapters.sources import selection_of
 from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import NO_LABEL
+from pfl_lightning.datamodules.datasets.images import to_bytes
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.older_package import as_lightning
+
+INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
+"""Keys of the input in items that are dictionaries."""
+
+COLORS = (1, 3, 4)
+"""Numbers of channels of a picture."""
+
+Keys = tuple[str, str]
+"""Keys of the input and of the class."""
 
 
 class FromDatasets(FederatedDataModule):
@@ -164,3 +180,149 @@ def _dataset_of(loader: Any, name: str) -> Dataset[Any]:
         raise TypeError(f"{name} gives a {type(loader).__name__}, expected a single DataLoader")
     places = selection_of(loader)
     return loader.dataset if places is None else Subset(loader.dataset, places)
+
+
+def read_datasets(
+    train: Dataset[Any], test: Dataset[Any] | None, class_names: Sequence[str] | None, keys: Keys | None = None
+) -> Samples:
+    """Read a training and a test Dataset into tensors.
+
+    Args:
+        train: The training set.
+        test: The test set, if there is one.
+        class_names: A name for each class; None for the data set's own ``classes`` or numbers.
+        keys: See :func:`read_dataset`.
+
+    Returns:
+        The samples; without test samples if ``test`` is None.
+    """
+    inputs, targets = read_dataset(train, "training set", keys=keys)
+    test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set", keys=keys)
+    sets = {"training set": targets.numpy()} | ({} if test_targets is None else {"test set": test_targets.numpy()})
+    names = names_of_classes(class_names, train, sets.values())
+    if test is not None:
+        check_numbered_alike(train, test)
+    if class_names is None:
+        check_used_labels(names, sets, refuse=True)
+    return Samples(inputs, targets, names, test_inputs, test_targets)
+
+
+def read_dataset(
+    dataset: Dataset[Any], what: str, *, labeled: bool = True, keys: Keys | None = None
+) -> tuple[Tensor, Tensor]:
+    """Read a map-style Dataset into tensors.
+
+    Args:
+        dataset: The data set.
+        what: Its name in errors.
+        labeled: Whether an item is a pair (input, class); otherwise an input, or a tuple that begins with one.
+        keys: Keys of the input and of the class in items that are dictionaries; None for the usual names.
+
+    Returns:
+        Inputs of shape (N, ...), pictures as unsigned bytes (N, C, H, W), and int64 classes of shape (N,), -1 without
+        labels.
+
+    Raises:
+        TypeError: If the data set is not map-style, or an item has an unexpected type.
+        ValueError: If the data set is empty or items differ in shape.
+
+    Example:
+        >>> items = [(np.zeros((2, 2), dtype=np.float32), 3), (np.ones((2, 2), dtype=np.float32), 5)]
+        >>> inputs, targets = read_dataset(items, "training set")
+        >>> inputs.shape, targets.tolist()
+        (torch.Size([2, 2, 2]), [3, 5])
+    """
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"the {what} is a {type(dataset).__name__}, which cannot be indexed: clients hold index lists, so give a "
+            "map-style Dataset with __len__ and __getitem__"
+        )
+    items: Any = dataset
+
+    def read(place: int) -> tuple[Tensor, int]:
+        where = f"item {place} of the {what}"
+        value, target = _parts(items[place], keys, labeled, where)
+        return _as_tensor(value, where), target
+
+    inputs: list[Tensor] = []
+    targets: list[int] = []
+    for place in range(checked_length(items, what)):
+        try:
+            value, target = read(place)
+        except Exception as error:  # of the user's own code, which may not say which file it has read
+            error.add_note(f"while item {place} of the {what} was read")
+            raise
+        if inputs and (value.shape != inputs[0].shape or value.dtype != inputs[0].dtype):
+            raise ValueError(
+                f"item {place} of the {what} is {value.dtype} of shape {tuple(value.shape)}, item 0 "
+                f"{inputs[0].dtype} of shape {tuple(inputs[0].shape)}: all must be the same; in the data set, resize "
+                "pictures and convert them to one mode (image.convert('RGB')), and pad rows to one length, or use "
+                "federate with a LightningModule of your own, whose loaders pad in their collate_fn"
+            )
+        inputs.append(value)
+        targets.append(target)
+    if any(not _same(read(place)[0], inputs[place]) for place in range(min(8, len(items)))):
+        warnings.warn(
+            f"the {what} gives a different input each time it is read: a random transform in it is frozen, as items "
+            "are read once. Remove the transform and set augment, which draws again for every batch",
+            stacklevel=2,
+        )
+    stacked = torch.stack(inputs)
+    stacked = stacked.float() if stacked.dtype == torch.float64 else stacked
+    return stacked, torch.tensor(targets, dtype=torch.int64)
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    """True if two inputs are equal, with NaN equal to NaN."""
+    return one.shape == two.shape and bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
+def _parts(item: Any, keys: Keys | None, labeled: bool, where: str) -> tuple[Any, int]:
+    """Input and class of an item."""
+    if isinstance(item, Mapping):
+        wanted = [(key,) for key in keys] if keys else [INPUT_KEYS, LABEL_KEYS]
+        found = [[key for key in names if key in item] for names in wanted[: 2 if labeled else 1]]
+        if any(len(names) != 1 for names in found):
+            raise TypeError(
+                f"{where} has the entries {[*item]}: say which are the input and the class, such as "
+                "keys=('image', 'label')"
+            )
+        item = [item[names[0]] for names in found]
+    if not labeled:
+        return item[0] if isinstance(item, tuple | list) and item else item, NO_LABEL
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise TypeError(f"{where} is a {type(item).__name__}, expected a pair (input, class)")
+    value, target = item
+    whole = isinstance(target, int | np.integer) or (
+        isinstance(target, Tensor | np.ndarray)
+        and target.shape in ((), (1,))
+        and (isinstance(target, Tensor) or target.dtype.kind in "biuf")  # and no string
+        and float(target).is_integer()
+    )
+    if not whole:
+        raise TypeError(f"the class in {where} is {target!r}, expected a whole number from 0")
+    return value, int(target)
+
+
+def _as_tensor(value: Any, where: str) -> Tensor:
+    """An input; pictures get their channels first.
+
+    Raises:
+        TypeError: It is neither a picture nor a tensor nor an array.
+        ValueError: It is a picture of bytes whose channels stand last: its columns would be taken for colors.
+    """
+    if hasattr(value, "getbands"):  # a PIL picture
+        pixels = np.array(to_bytes(value))
+        return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    if not isinstance(value, Tensor | np.ndarray):
+        raise TypeError(f"the input in {where} is a {type(value).__name__}, expected a picture, a tensor or an array")
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)  # of which torch warns where it cannot be written to
+        value = torch.from_numpy(array if array.flags.writeable else array.copy())
+    shape = tuple(value.shape)
+    if value.dtype == torch.uint8 and len(shape) == 3 and shape[2] in COLORS and shape[0] not in COLORS:
+        raise ValueError(
+            f"the input in {where} has the shape {shape}, an image whose channels stand last: give (channels, height, "
+            "width), such as array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
+        )
+    return value.detach().cpu()

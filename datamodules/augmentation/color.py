@@ -15,7 +15,6 @@ from pfl_lightning.datamodules.augmentation.ops import (
     Augmentation,
     blend_,
     check_colors,
-    check_probability,
     resize_boxes,
     shift_hue_,
     to_gray_,
@@ -97,7 +96,7 @@ class ColorJitter(Augmentation):
         for name in ("brightness", "contrast", "saturation"):
             check_number(name, getattr(self, name))
         check_between("hue", self.hue, 0, 0.5)  # half a turn
-        check_probability(self.p)
+        check_between("p", self.p, 0, 1)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Change the colors of each image.
@@ -184,7 +183,7 @@ class RandomGrayscale(Augmentation):
 
     def __post_init__(self) -> None:
         """Check the probability."""
-        check_probability(self.p)
+        check_between("p", self.p, 0, 1)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Make some of the images gray; they keep their number of channels.

@@ -14,7 +14,6 @@ from pfl_lightning.checks import check_at_least, check_between
 from pfl_lightning.datamodules.augmentation.ops import (
     Augmentation,
     check_images,
-    check_probability,
     resize_boxes,
     rotate,
     unit_floats,
@@ -93,7 +92,7 @@ class RandomFlip(Augmentation):
 
     def __post_init__(self) -> None:
         """Check the probability."""
-        check_probability(self.p)
+        check_between("p", self.p, 0, 1)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Flip some of the images.

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_lightning.checks import check_between
-
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
 
 
@@ -266,15 +264,6 @@ def check_images(images: Tensor) -> None:
     """
     if images.ndim != 4:
         raise ValueError(f"augmentations take images of shape (B, C, H, W), got {tuple(images.shape)}")
-
-
-def check_probability(p: float) -> None:
-    """Check that a value is a probability.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    check_between("p", p, 0, 1)
 
 
 def choose_augmentations(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pfl_lightning.datamodules.clients.batches import BatchTransform
 from pfl_lightning.datamodules.clients.division import Division
 from pfl_lightning.datamodules.clients.samples import Samples, broken_places
 from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientSplit, JoinedSplit, PublicSplit
-from pfl_lightning.datamodules.clients.transforms import BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, class_counts
 from pfl_lightning.seeding import DataStream

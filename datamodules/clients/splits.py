@@ -11,8 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
-from pfl_lightning.datamodules.clients.batches import BatchLoader
-from pfl_lightning.datamodules.clients.transforms import BatchTransform
+from pfl_lightning.datamodules.clients.batches import BatchLoader, BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView
 
 NO_LABEL = -1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.datasets.image_cache import (
+from pfl_lightning.datamodules.datasets.images import (
     ImageFile,
     default_cache_dir,
     images_in,

@@ -57,6 +57,12 @@ class Partitioner(ABC):
     needs_labels: bool = True
     """True if the rule depends on classes; a rule with False also divides data without classes."""
 
+    fixed_test: bool = False
+    """True if the rule lists the test samples itself (read from a file) instead of drawing them."""
+
+    fixed_train: bool = False
+    """True if the rule lists training samples explicitly, so that indices must keep the data set's own order."""
+
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         check_at_least("num_clients", num_clients, 1)
         check_seed("seed", seed)
@@ -153,16 +159,6 @@ class Partitioner(ABC):
             num_classes: Number of classes C of the data.
         """
         return ClientView()
-
-    @property
-    def fixed_test(self) -> bool:
-        """True if the rule lists the test samples itself (read from a file) instead of drawing them."""
-        return False
-
-    @property
-    def fixed_train(self) -> bool:
-        """True if the rule lists training samples explicitly, so that indices must keep the data set's own order."""
-        return False
 
     @property
     def fixed_sizes(self) -> bool:

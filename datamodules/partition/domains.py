@@ -83,6 +83,7 @@ class Domains(Partitioner):
             )
         other = copy.copy(self)
         other._names = tuple(names)
+        other.fixed_test = other.fixed_train = True  # it lists them, in the data set's own order
         other._pools = [np.flatnonzero(domains == number).astype(np.int64) for number in range(len(names))]
         return other
 
@@ -124,16 +125,6 @@ class Domains(Partitioner):
                 rest = np.sort(self.rng(DataStream.TEST, client).choice(rest, samples_per_client, replace=False))
             parts.append(rest)
         return parts
-
-    @property
-    def fixed_test(self) -> bool:
-        """True once the domains are known: the rule then lists the test samples."""
-        return bool(self._pools)
-
-    @property
-    def fixed_train(self) -> bool:
-        """True once the domains are known: indices then keep the data set's own order."""
-        return bool(self._pools)
 
     def _draw(self, sizes: Ints) -> tuple[list[Ints], list[Ints]]:
         """Training samples of each client, and the samples of each domain that are left over, all sorted."""

@@ -94,11 +94,12 @@ class FromFile(Partitioner):
     """
 
     needs_labels = False
+    fixed_train = True
 
     def __init__(self, path: str) -> None:
         self.path = str(path)
         self._content = content = read_partition(Path(path))
-        self._parts = content.parts
+        self._parts, self.fixed_test = content.parts, "test" in content.parts
         if not self._parts.get("train"):
             raise PartitionError(
                 f"{path}: expected index lists named 'train', found {sorted(self._parts) or 'nothing'}"
@@ -182,16 +183,6 @@ class FromFile(Partitioner):
                 f"{num_classes}: is the file for another data set?"
             )
         return view
-
-    @property
-    def fixed_test(self) -> bool:
-        """True if the file has test indices."""
-        return "test" in self._parts
-
-    @property
-    def fixed_train(self) -> bool:
-        """True: the file's indices count the data set's own order."""
-        return True
 
     def fixed_validation(self) -> list[Ints] | None:
         """Validation indices of the file; None if it has none."""

@@ -17,7 +17,8 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MAX_ROWS, _MAX_COLUMNS = 120, 120
+_MOST = 120
+"""Clients that a heat map shows, and names on an axis of it."""
 
 
 def plot_partition(
@@ -25,7 +26,7 @@ def plot_partition(
 ) -> None:
     """Save a heat map of clients by classes, with a bar for each client's size.
 
-    Of more than 120 clients, 120 evenly spread ones are shown; of more than 120 classes, neighbors are summed.
+    Of more than 120 clients, 120 evenly spread ones are shown.
 
     Args:
         counts: Samples of each class at each client, shape (m, C).
@@ -57,7 +58,8 @@ def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[
     from matplotlib.figure import Figure
 
     check_counts(counts, class_names, groups)
-    clients, shown, names = _summarize(counts, class_names)
+    clients = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), _MOST)).round().astype(np.int64))
+    shown, names = counts[clients], [str(name).replace("$", r"\$") for name in class_names]  # which begins a formula
     rows, columns = shown.shape
     width, height = float(np.clip(2.6 + 0.3 * columns, 5.5, 18)), float(np.clip(1.6 + 0.26 * rows, 3.5, 18))
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -70,8 +72,9 @@ def partition_figure(counts: Ints, class_names: Sequence[str], groups: Sequence[
     image = axes.imshow(held, aspect="auto", cmap="YlGnBu", norm=scale, interpolation="nearest")
     axes.set_facecolor("white")
     small = 8 if max(rows, columns) <= 40 else 6
-    shown_names = [name.replace("$", r"\$") for name in names]  # which would begin a formula
-    axes.set_xticks(range(columns), shown_names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize=small)
+    step = -(-columns // _MOST)
+    upright = 0 if max(map(len, names)) <= 2 else 90
+    axes.set_xticks(range(0, columns, step), names[::step], rotation=upright, fontsize=small)
     step = -(-rows // 60)
     axes.set_yticks(range(0, rows, step), [_client_name(client, groups) for client in clients[::step]], fontsize=small)
     axes.set_xlabel("class")
@@ -177,17 +180,3 @@ def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:
     rest = int((row > 0).sum()) - len(order)
     named = ", ".join(f"{escape(str(class_names[c]))} {int(row[c])}" for c in order)
     return named + (f", +{rest} more" if rest else "")
-
-
-def _summarize(counts: Ints, class_names: Sequence[str]) -> tuple[Ints, Ints, list[str]]:
-    """Clients to show, their counts and the column names, reduced to a readable number."""
-    num_clients, num_classes = counts.shape
-    clients = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _MAX_ROWS)).round().astype(np.int64))
-    shown = counts[clients]
-    names = [str(name) for name in class_names]
-    if num_classes > _MAX_COLUMNS:
-        width = -(-num_classes // _MAX_COLUMNS)
-        starts = np.arange(0, num_classes, width)
-        shown = np.add.reduceat(shown, starts, axis=1)
-        names = [f"{names[start]} ... {names[min(start + width, num_classes) - 1]}" for start in starts]
-    return clients, shown, names

@@ -40,8 +40,7 @@ class PartitionTransform(Partitioner):
 
     def __init__(self, base: Partitioner, seed: int = 0) -> None:
         super().__init__(base.num_clients, seed)
-        self.base = base
-        self.needs_labels = base.needs_labels
+        self._stand_on(base)
 
     def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
         """Training indices of the base rule, see :meth:`Partitioner.partition`."""
@@ -70,16 +69,6 @@ class PartitionTransform(Partitioner):
         return self.base.client_view(client, num_classes)
 
     @property
-    def fixed_test(self) -> bool:
-        """True if the base rule lists the test samples."""
-        return self.base.fixed_test
-
-    @property
-    def fixed_train(self) -> bool:
-        """True if the base rule lists training samples explicitly."""
-        return self.base.fixed_train
-
-    @property
     def fixed_sizes(self) -> bool:
         """True if the base rule was given the clients' sizes."""
         return self.base.fixed_sizes
@@ -94,8 +83,12 @@ class PartitionTransform(Partitioner):
 
     def _over(self, base: Partitioner) -> Self:
         other = copy.copy(self)
-        other.base = base
+        other._stand_on(base)
         return other
+
+    def _stand_on(self, base: Partitioner) -> None:
+        self.base, self.needs_labels = base, base.needs_labels
+        self.fixed_test, self.fixed_train = base.fixed_test, base.fixed_train
 
 
 class Quantity(PartitionTransform):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
-from pfl_lightning.datamodules.adapters.labels import check_used_labels, classes_of, names_of_classes
+from pfl_lightning.datamodules.adapters.labels import classes_of, known_names
 from pfl_lightning.datamodules.adapters.sources import one_class
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
@@ -54,30 +54,20 @@ def find_classes(
     # A file's rule goes on with the class proportions of the rule that it was written by.
     read = partition.needs_labels or partition.fixed_train
     found = {name: [classes_of(each.dataset, labels, read=read) for each in own] for name, own in sources.items()}
-    every = [classes for own in found.values() for classes in own]
-    known = [classes for classes in every if classes is not None]
+    sets = {f"{name} set" + (f" {n}" if n else ""): one for name, own in found.items() for n, one in enumerate(own)}
+    known = {name: classes for name, classes in sets.items() if classes is not None}
     names: tuple[str, ...] | None = None
-    said = partition.needs_labels or labels is not None or class_names is not None
-    if len(known) == len(every):
-        try:
-            names = names_of_classes(class_names, sources["train"][0].dataset, known)
-        except ValueError:  # whole numbers that cannot be classes are none, where nobody has said that they are
-            if said:
-                raise
+    if len(known) == len(sets):
+        said = partition.needs_labels or labels is not None or class_names is not None
         # Numbers of persons, files or prices, most of them there once: a client's have no item in a test set.
-        number, items = len(np.unique(known[0])), len(known[0])
+        number, items = len(np.unique(known["train set"])), len(known["train set"])
         alone = list(sources) == ["train"] and number == items
-        if not said and not read and (alone or (items >= 100 and 2 * number > items)):
-            names = None
-        if names is not None and class_names is None:
-            places = [(name, n) for name, own in sources.items() for n in range(len(own))]
-            sets = {f"{name} set" + (f" {n}" if n else ""): own for (name, n), own in zip(places, known, strict=True)}
-            check_used_labels(names, sets)
+        if said or read or not (alone or (items >= 100 and 2 * number > items)):
+            names = known_names(class_names, sources["train"][0].dataset, known, said)
     elif partition.needs_labels:
-        name, number = next((name, n) for name, own in found.items() for n, one in enumerate(own) if one is None)
-        which = f"{name} set" if len(sources[name]) == 1 else f"{name} loader {number}"
+        without = next(name for name in sets if name not in known)
         raise PartitionError(
-            f"{type(partition).__name__} needs classes, and the items of the {which} have none that is a "
+            f"{type(partition).__name__} needs classes, and the items of the {without} have none that is a "
             "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
             "the first of several labels. For a regression use IID, or Quantity on top of it"
         )

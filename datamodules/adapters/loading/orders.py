@@ -23,11 +23,15 @@ class Order(ABC):
     """What of a client's items comes in one pass, and in which batches."""
 
     @abstractmethod
-    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
-        """The items of one pass, in order.
+    def batches(
+        self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
+    ) -> list[list[int]]:
+        """Places of the items of each batch of one pass.
 
         Args:
             indices: The client's items, shape (n,), int64.
+            batch_size: Items in a batch; not used where the sampler gives batches.
+            drop_last: Whether an incomplete last batch is dropped; likewise.
             generator: CPU generator of what is random.
             epoch: What a Trainer has told the loader's sampler (``set_epoch``); ``None`` if none has.
         """
@@ -35,13 +39,6 @@ class Order(ABC):
     def count(self, size: int) -> int | None:
         """Number of items that a client with ``size`` items sees in a pass; ``None`` if each pass has another."""
         return None
-
-    def batches(
-        self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
-    ) -> list[list[int]]:
-        """The batches of one pass; see :meth:`places`."""
-        found = [piece.tolist() for piece in self.places(indices, generator, epoch).split(batch_size)]
-        return [piece for piece in found if piece and not (drop_last and len(piece) < batch_size)]
 
 
 class DrawnOrder(Order):
@@ -55,8 +52,8 @@ class DrawnOrder(Order):
 
     Example:
         >>> order = DrawnOrder(torch.tensor([0.0, 0.0, 1.0, 0.0]), num_samples=8, length=4, replacement=True)
-        >>> order.places(torch.tensor([0, 2]), torch.Generator()).tolist()  # two of four items: four of eight draws
-        [2, 2, 2, 2]
+        >>> order.batches(torch.tensor([0, 2]), 3, False, torch.Generator())  # two of four items: four of eight draws
+        [[2, 2, 2], [2]]
     """
 
     def __init__(self, weights: Tensor | None, num_samples: int, length: int, replacement: bool) -> None:
@@ -66,8 +63,13 @@ class DrawnOrder(Order):
         """The client's share of the draws; at least one."""
         return max(1, round(size * self._per_item))
 
-    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
-        """Draw the items of a pass."""
+    def batches(
+        self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
+    ) -> list[list[int]]:
+        """Draw the items of a pass, see :meth:`Order.batches`."""
+        return _in_batches(self._draw(indices, generator).tolist(), batch_size, drop_last)
+
+    def _draw(self, indices: Tensor, generator: torch.Generator) -> Tensor:
         count = self.count(len(indices))
         if self._weights is None and not self._replacement:
             passes = [torch.randperm(len(indices), generator=generator) for _ in range(-(-count // len(indices)))]
@@ -84,65 +86,51 @@ class SampledOrder(Order):
     """A client's items in the order of a sampler of the whole data set, which may leave out items or repeat them.
 
     Args:
-        sampler: The user's sampler.
+        sampler: The user's sampler, or batch sampler.
         length: Number of items of the data set that it is of, N.
         selection: Places in it of the items that are divided; ``None`` for all.
+        batched: Whether it gives batches, of which the client gets its own items.
 
     Example:
-        >>> SampledOrder([3, 1, 3, 0], length=4).places(torch.tensor([0, 3]), torch.Generator()).tolist()
-        [3, 3, 0]
-    """
-
-    def __init__(self, sampler: Iterable[Any], length: int, selection: Sequence[int] | None = None) -> None:
-        self._sampler, self._length = sampler, length
-        self._numbers = _numbers(length, selection)
-
-    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
-        """The client's part of one pass of the sampler.
-
-        Raises:
-            ValueError: The sampler has no end.
-        """
-        sampler = afresh(self._sampler)
-        with seeded_draws(generator, sampler, epoch):
-            drawn = torch.tensor([int(place) for place in ending(sampler, self._length)], dtype=torch.int64)
-        drawn = self._numbers[drawn]
-        return drawn[_mask(indices, self._length)[drawn]]
-
-
-class SampledBatches(Order):
-    """A client's items of each batch of a batch sampler of the whole data set.
-
-    Args:
-        batch_sampler: The user's batch sampler.
-        length: Number of items of the data set that it is of, N.
-        selection: Places in it of the items that are divided; ``None`` for all.
-
-    Example:
-        >>> SampledBatches([[3, 1], [0, 3], [2]], length=4).batches(torch.tensor([0, 3]), 1, False, torch.Generator())
+        >>> SampledOrder([3, 1, 3, 0], 4).batches(torch.tensor([0, 3]), 2, False, torch.Generator())
+        [[3, 3], [0]]
+        >>> SampledOrder([[3, 1], [0, 3], [2]], 4, batched=True).batches(
+        ...     torch.tensor([0, 3]), 1, False, torch.Generator()
+        ... )
         [[3], [0, 3]]
     """
 
-    def __init__(self, batch_sampler: Iterable[Any], length: int, selection: Sequence[int] | None = None) -> None:
-        self._batch_sampler, self._length = batch_sampler, length
-        self._numbers = _numbers(length, selection).tolist()
-
-    def places(self, indices: Tensor, generator: torch.Generator, epoch: int | None = None) -> Tensor:
-        """The items of all batches."""
-        batches = self.batches(indices, 1, False, generator, epoch)
-        return torch.tensor([place for batch in batches for place in batch], dtype=torch.int64)
+    def __init__(
+        self, sampler: Iterable[Any], length: int, selection: Sequence[int] | None = None, batched: bool = False
+    ) -> None:
+        self._sampler, self._length, self._batched = sampler, length, batched
+        # The number of each item among those that are divided; that of one that is none of them is beyond all.
+        self._numbers = torch.arange(length)
+        if selection is not None:
+            self._numbers = torch.full((length,), length - 1)
+            self._numbers[torch.tensor(selection, dtype=torch.int64)] = torch.arange(len(selection))
 
     def batches(
         self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
     ) -> list[list[int]]:
-        """The client's part of each batch of one pass of the batch sampler; see :meth:`SampledOrder.places`."""
-        own = _mask(indices, self._length).tolist()
-        sampler = afresh(self._batch_sampler)
+        """The client's part of one pass of the sampler, see :meth:`Order.batches`.
+
+        Raises:
+            ValueError: The sampler has no end.
+        """
+        mask = torch.zeros(self._length, dtype=torch.bool)
+        mask[indices] = True
+        own, numbers, sampler = mask.tolist(), self._numbers.tolist(), afresh(self._sampler)
         with seeded_draws(generator, sampler, epoch):
-            batches = ending(sampler, self._length)
-            numbered = ([self._numbers[int(place)] for place in batch] for batch in batches)
-            found = [[place for place in batch if own[place]] for batch in numbered]
-        return [batch for batch in found if batch]
+            given = ending(sampler, self._length)
+            drawn = [[numbers[int(place)] for place in batch] for batch in (given if self._batched else [given])]
+        found = [[place for place in batch if own[place]] for batch in drawn]
+        return [batch for batch in found if batch] if self._batched else _in_batches(found[0], batch_size, drop_last)
+
+
+def _in_batches(places: list[int], size: int, drop_last: bool) -> list[list[int]]:
+    found = [places[start : start + size] for start in range(0, len(places), size)]
+    return found[:-1] if drop_last and found and len(found[-1]) < size else found
 
 
 def order_of(sampler: Any, length: int, selection: Sequence[int] | None = None) -> Order:
@@ -218,18 +206,3 @@ def afresh(sampler: Any) -> Any:
         return copy.deepcopy(sampler, {id(value): value for value in values if isinstance(value, Dataset)})
     except Exception:  # whatever an object's own copying may raise
         return sampler
-
-
-def _numbers(length: int, selection: Sequence[int] | None) -> Tensor:
-    """The number of each item among those that are divided; that of one that is none of them is beyond all."""
-    if selection is None:
-        return torch.arange(length)
-    found = torch.full((length,), length - 1)
-    found[torch.tensor(selection, dtype=torch.int64)] = torch.arange(len(selection))
-    return found
-
-
-def _mask(indices: Tensor, length: int) -> Tensor:
-    mask = torch.zeros(length, dtype=torch.bool)
-    mask[indices] = True
-    return mask

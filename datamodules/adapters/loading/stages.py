@@ -212,25 +212,21 @@ def checked(given: Any, name: str, streams: bool) -> StageLoaders:
     """
     found = StageLoaders.of(given, name == "train_dataloader")
     for loader in found.loaders:
-        _check(loader, name, streams)
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"{name} gives a {type(loader).__name__}, expected a DataLoader, or a list, a dictionary or a "
+                "CombinedLoader of them"
+            )
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        if not streams if is_stream else not hasattr(loader.dataset, "__len__"):
+            raise TypeError(
+                f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, "
+                "so give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client (a "
+                "stream that a module brings is each client's own where it needs no prepare_data and setup)"
+            )
+        if not streams:
+            check_sampler(loader, name)
     return found
-
-
-def _check(loader: Any, name: str, streams: bool) -> None:
-    if not isinstance(loader, DataLoader):
-        raise TypeError(
-            f"{name} gives a {type(loader).__name__}, expected a DataLoader, or a list, a dictionary or a "
-            "CombinedLoader of them"
-        )
-    is_stream, sized = isinstance(loader.dataset, IterableDataset), hasattr(loader.dataset, "__len__")
-    if (is_stream and not streams) or not (is_stream or sized):
-        raise TypeError(
-            f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, so "
-            "give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client (a stream "
-            "that a module brings is each client's own where it needs no prepare_data and setup: make it in __init__)"
-        )
-    if not streams:
-        check_sampler(loader, name)
 
 
 def warn_of_other_items(

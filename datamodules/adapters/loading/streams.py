@@ -42,11 +42,6 @@ class Kept:
         self.items = count
 
     @property
-    def is_usual(self) -> bool:
-        """Whether a pass of the loader is that of a DataLoader."""
-        return not iterates_by_itself(self.loader)
-
-    @property
     def counts_epochs(self) -> bool:
         """Whether the loader's sampler has an order for each epoch."""
         own = (self.loader.sampler, self.loader.batch_sampler, getattr(self.loader.batch_sampler, "sampler", None))
@@ -118,16 +113,16 @@ class StreamSplit(ItemSplit):
                 "what an IterableDataset, or a loader with a sampler of its own, gives is read once, and two views are "
                 "two readings: give a map-style Dataset in a loader without a sampler"
             )
+        draws = options.get("generator") if own and options.get("shuffle") else None
         kind = _KeptLoader if own else _StreamLoader
-        found = kind(self, self._size(batch_size, bool(options.get("shuffle"))), device, None, drop_last)
-        return found.seeded_by(options.get("generator")) if own and options.get("shuffle") else found
+        return kind(self, self._size(batch_size, bool(options.get("shuffle"))), device, None, drop_last, draws)
 
     def _reads_items(self) -> bool:
         """Whether passes for statistics read all training items, and not what a sampler draws of them."""
         own, source = self.source.loader, self.source
         return (
             own is not None
-            and own.is_usual
+            and not iterates_by_itself(own.loader)
             and not source.evaluated
             and not isinstance(source.dataset, IterableDataset)
         )

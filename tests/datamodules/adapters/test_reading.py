@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from pfl_lightning.datamodules import IID, FromDatasets, FromLoaders
 from pfl_lightning.datamodules.adapters.labels import classes_of
-from pfl_lightning.datamodules.adapters.reading import read_dataset
+from pfl_lightning.datamodules.adapters.user_data import read_dataset
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
 

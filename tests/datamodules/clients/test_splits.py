@@ -91,7 +91,7 @@ def test_other_inputs_come_in_the_same_batches(transform):
     torch.randperm(23, generator=twin)
     second = torch.randperm(23, generator=twin)[:4]
     assert torch.equal(next(iter(loader))[1], part.targets[second])
-    with pytest.raises(ValueError, match=r"one input per sample of the split \(23\), got 5"):
+    with pytest.raises(ValueError, match=r"one row per sample of the split \(23\), got 5"):
         loader.with_inputs(features[:5])
 
 

@@ -17,7 +17,7 @@ from pfl_lightning.datamodules import (
     PartitionError,
     Samples,
 )
-from pfl_lightning.datamodules.datasets import image_cache
+from pfl_lightning.datamodules.datasets import images
 
 DOMAINS = ("sketch", "art", "photo")
 
@@ -99,8 +99,8 @@ def test_the_ten_classes_of_domainnet(tmp_path):
 
 def test_every_choice_has_a_separate_cache(folder, tmp_path, monkeypatch, recwarn):
     decoded = []
-    original = image_cache.decode_image
-    monkeypatch.setattr(image_cache, "decode_image", lambda path, *rest: decoded.append(path) or original(path, *rest))
+    original = images.decode_image
+    monkeypatch.setattr(images, "decode_image", lambda path, *rest: decoded.append(path) or original(path, *rest))
     choices = ({}, {"domains": ["art"]}, {"domains": ["photo", "art"]}, {"classes": ["dog"]}, {"image_size": 3})
     first = [make(folder, tmp_path, **choice).load() for choice in choices]
     assert len(decoded) > 0

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from pfl_lightning.datamodules import IID, ImageFolder
-from pfl_lightning.datamodules.datasets import image_cache
+from pfl_lightning.datamodules.datasets import images
 
 
 def write_image(path, value, size=(6, 4)):
@@ -35,13 +35,13 @@ def folder(tmp_path):
 def decoded(monkeypatch):
     """The files decoded so far."""
     paths = []
-    original = image_cache.decode_image
+    original = images.decode_image
 
     def record(path, *options):
         paths.append(path)
         return original(path, *options)
 
-    monkeypatch.setattr(image_cache, "decode_image", record)
+    monkeypatch.setattr(images, "decode_image", record)
     return paths
 
 
@@ -154,7 +154,7 @@ def test_a_damaged_cache_is_made_again(folder, tmp_path, decoded, damage):
 
 def test_a_cache_of_other_rules_is_made_again(folder, tmp_path, decoded, monkeypatch):
     make(folder, tmp_path).load()
-    monkeypatch.setattr(image_cache, "DECODER", 2)
+    monkeypatch.setattr(images, "DECODER", 2)
     decoded.clear()
     make(folder, tmp_path).load()
     assert len(decoded) > 0
@@ -200,10 +200,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path):
 
 def test_the_default_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PFL_LIGHTNING_CACHE", str(tmp_path / "own"))
-    assert image_cache.default_cache_dir() == tmp_path / "own"
+    assert images.default_cache_dir() == tmp_path / "own"
     monkeypatch.delenv("PFL_LIGHTNING_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert image_cache.default_cache_dir() == tmp_path / "pfl_lightning"
+    assert images.default_cache_dir() == tmp_path / "pfl_lightning"
 
 
 def test_mixed_sizes_need_an_image_size(folder, tmp_path):

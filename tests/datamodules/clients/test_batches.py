@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import functional, v2
 
 from pfl_lightning.datamodules import RandomCrop, RandomFlip
-from pfl_lightning.datamodules.clients.transforms import BatchTransform, channel_statistics
+from pfl_lightning.datamodules.clients.batches import BatchTransform, channel_statistics
 
 
 def seeded(seed: int) -> torch.Generator:

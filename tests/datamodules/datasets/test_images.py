@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfl_lightning.datamodules.pictures import decode_image, to_bytes
+from pfl_lightning.datamodules.datasets.images import decode_image, to_bytes
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import IID, ClientSplit, FederatedDataModule, ImageFolder, Samples
-from pfl_lightning.datamodules.clients.public import with_public
+from pfl_lightning.datamodules.clients.samples import with_public
 from pfl_lightning.engines.vectorized.batches import StackedBatches
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import HELD, PublicSamples, _inputs, public_positions
