@@ -283,18 +283,17 @@ class FromLoaders(ItemDataModule):
         Raises:
             IndexError: If there is no such client.
         """
-        own, nothing = super().client_data(client), torch.empty(0, dtype=torch.int64)
-        validation = self._held_out(own.validation.indices)
-        test = self._held_out(own.test.indices if self.holds_out or len(self._sources) > 1 else nothing)
-        if "test" in self._sources:
-            test = self._split("test", client, own.test.indices)
+        own = super().client_data(client)
+        alone = len(self._sources) == 1 and self.holds_out  # no loader has items for evaluations
+        held = {"validation": own.validation.indices, "test": own.test.indices if alone else own.test.indices[:0]}
+        drawn = {"test" if "test" in self._sources else "validation": own.test.indices}
         if self._validation is not None:
-            validation = self._split("validation", client, self._validation[client])
-        elif "validation" in self._sources and "test" not in self._sources:
-            test = self._held_out(nothing)
-            if not len(validation):
-                validation = self._split("validation", client, own.test.indices)
-        return ClientItems(self._split("train", client, own.train.indices), validation, test)
+            drawn["validation"] = self._validation[client]
+        if len(own.validation):  # a share that was asked for
+            drawn.pop("validation", None)
+        parts = {name: self._split(name, client, indices) for name, indices in drawn.items() if name in self._sources}
+        found = {name: self._held_out(indices) for name, indices in held.items()} | parts
+        return ClientItems(self._split("train", client, own.train.indices), **found)
 
     def _held_out(self, indices: torch.Tensor) -> ItemSplit:
         """Items of the training set that are not trained on."""
