@@ -122,7 +122,7 @@ def check_views(views: Sequence[ClientView], input_shape: Sequence[int]) -> None
             raise ValueError(
                 f"client {client} sees its inputs rotated by {view.rotation:g} degrees, which needs images of shape "
                 f"(C, H, W), and square ones for 90 and 270 degrees; the inputs have shape {shape}: give such images "
-                "(image_size), or other angles"
+                "(image_size), or other angles to FeatureShift"
             )
 
 

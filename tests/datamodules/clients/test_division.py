@@ -141,9 +141,9 @@ def test_the_fingerprint_is_cheap_for_many_clients():
     ("parts", "message"),
     [
         (None, "Own.partition gave a NoneType, expected 2 index lists, one per client"),
-        ([[0]], r"Own.partition gave 1 index lists, expected 2 index lists, one per client: client 1 .*without a list"),
+        ([[0]], "Own.partition gave 1 index lists, expected 2 index lists, one per client"),
         ([[0], [1], [2]], "Own.partition gave 3 index lists, expected 2 index lists, one per client"),
-        ([[0], [1.0]], r"client 1 got float64 of shape \(1,\), expected .* whole numbers from 0 to 119"),
+        ([[0], [1.0]], r"client 1 got float64 of shape \(1,\), expected whole numbers from 0 to 119"),
         ([[True, False], [1]], r"client 0 got bool of shape \(2,\)"),
         ([[0], 3], r"client 1 got int64 of shape \(\)"),
         ([[0], [[1], [2, 3]]], "client 1 got a list that is no array"),

@@ -72,5 +72,3 @@ def test_a_class_that_the_test_set_lacks_is_left_out():
     assert len(part) == 4
     with pytest.raises(PartitionError, match=r"client 1 trains on classes \[2\], and the test set has no sample"):
         IID(2).partition_test(np.array([0, 1]), [np.array([0, 1]), np.array([2, 2])])
-    with pytest.raises(ValueError, match="at least 1 or None"):
-        IID(1).partition_test(np.array([0]), [np.array([0])], 0)

@@ -224,7 +224,7 @@ def test_a_file_of_other_classes_is_refused(tmp_path):
 
 
 def test_what_cannot_be_turned_is_named():
-    with pytest.raises(ValueError, match=r"client 1 sees .* 90 degrees, .*\(C, H, W\); the inputs have shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"client 1 sees .* 90 degrees, .*\(C, H, W\).*; the inputs have shape \(4,\)"):
         ready(FeatureShift(IID(4)), shape=(4,))
     with pytest.raises(ValueError, match=r"client 1 sees .* square ones for 90 .* have shape \(1, 3, 6\)"):
         ready(FeatureShift(IID(4)), shape=(1, 3, 6))
