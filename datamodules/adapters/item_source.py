@@ -66,7 +66,7 @@ class ItemSource:
         datamodule: Data module whose batch hooks an inner Trainer calls; None for no hooks.
         order: Order of a sampler or batch sampler of the user's; None for a plain one.
         workers: Processes that read the items; None to read them in this process.
-        batches: Sizes of its loader's batches, for where several are combined; None if it has none of its own.
+        batches: Sizes of its loader's batches, for where several are combined.
         evaluated: Whether it is for evaluations alone, which have the sizes of its own loader.
         loader: The client's own loader, where it is used as it is; None where the items are read by their places.
         by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.item_source.Fetch`.
@@ -78,7 +78,7 @@ class ItemSource:
     datamodule: LightningDataModule | None = None
     order: Order | None = None
     workers: Workers | None = None
-    batches: BatchSizes | None = None
+    batches: BatchSizes = BatchSizes(1, 1, False)
     evaluated: bool = False
     loader: Any = None
     by: By = "items"

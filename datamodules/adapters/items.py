@@ -116,10 +116,9 @@ class ItemSplit:
 
     def _size(self, asked: int, shuffle: bool) -> int:
         """Items in a batch: an evaluation has the loader's own number, and where an item is a batch there is one."""
-        own = self.source.batches
         if self.source.by == "item":
             return 1
-        return asked if own is None or shuffle or not self.source.evaluated else own.eval_batch_size
+        return self.source.batches.eval_batch_size if self.source.evaluated and not shuffle else asked
 
 
 def own_items(split: ItemSplit) -> Any:

@@ -218,7 +218,7 @@ class FromLoaders(ItemDataModule):
                 )
             lists = IndexLists(check_parts(self.partition, self.partition.partition(classes), len(classes)))
             own = self._sources["train"][number].batches
-            least = 1 if own is None or not own.drop_last else own.batch_size
+            least = own.batch_size if own.drop_last else 1
             if (lists.sizes < least).any():
                 client = int((lists.sizes < least).argmax())
                 raise PartitionError(
@@ -241,13 +241,12 @@ class FromLoaders(ItemDataModule):
             name: tuple(source_of(loader, own, name) for loader in found.loaders) for name, found in loaders.items()
         }
         self._items = [len(source.dataset) for source in self._sources["train"]]
-        train, sizes = loaders["train"].first, self._sources["train"][0].batches
-        assert sizes is not None
-        held = source_of(train, own, "train")  # with workers of its own: it may be read while clients train
+        sizes = self._sources["train"][0].batches
+        held = source_of(loaders["train"].first, own, "train")  # with workers of its own: read while clients train, too
         self._held = replace(held, order=None)
         self.batch_size, self.drop_last = sizes.batch_size, sizes.drop_last
         evaluated = self._sources.get("validation", self._sources.get("test", self._sources["train"]))[0].batches
-        self.eval_batch_size = self.batch_size if evaluated is None else evaluated.eval_batch_size
+        self.eval_batch_size = evaluated.eval_batch_size
         if len(loaders) == 1 and not self.holds_out:
             self.validation_share = 0.0
         elif len(loaders) == 1 and not self.partition.fixed_train:

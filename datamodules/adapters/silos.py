@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,8 @@ class FromSilos(ItemDataModule):
                     checked_length(source.dataset, f"{name} set of client {client}")
         self._sources.append(own)
         self._shapes.append({name: found.shape for name, found in loaders.items()})
-        train, evaluated = _sizes(own["train"][0]), own.get("validation", own.get("test", own["train"]))[0]
-        self._batches.append(BatchSizes(train.batch_size, _sizes(evaluated).eval_batch_size, train.drop_last))
+        evaluated = own.get("validation", own.get("test", own["train"]))[0].batches
+        self._batches.append(replace(own["train"][0].batches, eval_batch_size=evaluated.eval_batch_size))
 
     def _find_classes(self) -> tuple[str, ...]:
         """Names of the classes, if all data sets tell them without being read."""
@@ -231,11 +232,6 @@ class FromSilos(ItemDataModule):
 def _is_read_whole(source: ItemSource) -> bool:
     """Whether items come from a loader or stream of the client's as it is, in which they have no numbers."""
     return source.loader is not None or isinstance(source.dataset, IterableDataset)
-
-
-def _sizes(source: ItemSource) -> BatchSizes:
-    assert source.batches is not None
-    return source.batches
 
 
 class AsGiven(Partitioner):

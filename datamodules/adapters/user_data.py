@@ -325,4 +325,5 @@ def _as_tensor(value: Any, where: str) -> Tensor:
             f"the input in {where} has the shape {shape}, an image whose channels stand last: give (channels, height, "
             "width), such as array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
         )
-    return value.detach().cpu()
+    tensor: Tensor = value.detach().cpu()
+    return tensor

@@ -114,8 +114,9 @@ def warn_of_samples(samples: Samples, division: Division) -> None:
         ("test", test, division.test),
         ("unlabeled", samples.unlabeled_inputs, division.unlabeled),
     ):
-        broken = [] if inputs is None else broken_places(inputs)
-        found = [np.intersect1d(own, broken) for own in lists.arrays()] if broken else []
+        if inputs is None or not (broken := broken_places(inputs)):
+            continue
+        found = [np.intersect1d(own, broken) for own in lists.arrays()]
         if clients := [client for client, own in enumerate(found) if len(own)]:
             others = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
             warnings.warn(

@@ -140,9 +140,8 @@ class CombinedSplit:
         made = []
         for part in self.parts:
             own = part.source.batches
-            size, drop_last = (batch_size, False) if own is None else (own.batch_size, own.drop_last)
-            dropped = drop_last and bool(options.get("shuffle"))
-            made.append(part.loader(size, **{**options, "drop_last": dropped}))
+            dropped = own.drop_last and bool(options.get("shuffle"))
+            made.append(part.loader(own.batch_size, **{**options, "drop_last": dropped}))
         return CombinedBatches(self.shape, made)
 
 
