@@ -130,7 +130,7 @@ def test_choices_are_those_of_the_argument_that_is_missing(capsys):
 DATA = {
     "no folder": ("ImageFolder", {"root": "nowhere"}, "no image folder at"),
     "no classes in a folder": ("ImageFolder", {"root": "."}, "no "),
-    "no domains": ("DomainFolders", {"root": "nowhere"}, "no folder of domains"),
+    "no domains": ("DomainFolders", {"root": "nowhere"}, "no domain folders"),
     "no partition file": (
         "Digits",
         {"partition": {"class_path": "FromFile", "init_args": {"path": "no.npz"}}},
@@ -139,10 +139,10 @@ DATA = {
     "more clients than samples": (
         "Digits",
         {"partition": {"class_path": "IID", "init_args": {"num_clients": 9999}}},
-        "9999 clients need a sample each",
+        "9999 clients need 9999 samples",
     ),
     "batches that never fill": ("Digits", {"drop_last": True, "batch_size": 1700}, "drop_last leaves client"),
-    "no public folder": ("Digits", {"public": "nowhere"}, "no folder of public images"),
+    "no public folder": ("Digits", {"public": "nowhere"}, "no public images"),
     "an option out of range": ("Digits", {"test_share": 2.0}, "test_share must be "),
 }
 

@@ -222,7 +222,7 @@ def checked(given: Any, name: str, streams: bool) -> StageLoaders:
             raise TypeError(
                 f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, "
                 "so give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client (a "
-                "stream that a module brings is each client's own where it needs no prepare_data and setup)"
+                "stream that a module makes in __init__ is each client's own, where it has no prepare_data and setup)"
             )
         if not streams:
             check_sampler(loader, name)
