@@ -16,7 +16,7 @@ from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.report.notes import FAIRNESS
 from pfl_lightning.report.rows import ReportSettings, with_figure
 from pfl_lightning.report.significance import CAVEAT
-from pfl_lightning.report.writing import FORMATS, SEPARATE, Report
+from pfl_lightning.report.writing import FORMATS, Report
 from pfl_lightning.runs.reading import find_runs, read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
 from pfl_lightning.state.files import explain_folder, make_folder
@@ -49,8 +49,7 @@ def compare(args: Sequence[str]) -> None:
         target_accuracy=options.target_accuracy,
         reference=options.reference or "",
     )
-    separate = len({row.setting for row in rows}) > 1
-    report = Report(tuple(rows), settings, (SEPARATE,) if separate else ())
+    report = Report(tuple(rows), settings)
     _print(report)
     forms = list(dict.fromkeys(options.format))
     make_folder(options.output, "--output")

@@ -1,9 +1,9 @@
 """Reports of finished runs: tables, significance, rankings and curves, as Markdown, CSV, LaTeX, PNG and HTML.
 
 =======================================  ==========================================================================
-``rows``, ``grouping``                   runs of one method and setting; which runs belong together, and their names
-``statistics``                           figures over seeds, rounds and bytes to a target accuracy
-``significance``, ``ranking``            paired tests; ranking of methods over settings
+``rows``                                 runs of one method and setting; figures over seeds, rounds and bytes
+``grouping``                             which runs belong together, and what their rows are called
+``significance``                         paired tests, and the ranking of methods over settings
 ``tables``, ``notes``, ``curves``        tables as texts, and their columns; the sentences below them; pictures
 ``formats``, ``page``                    Markdown, LaTeX, HTML, CSV and the terminal; the HTML page
 ``writing``                              all of it as files, and the table on a terminal

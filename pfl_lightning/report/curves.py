@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
-from pfl_lightning.report.statistics import learning_curve
+from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks, learning_curve
 from pfl_lightning.runs.results import FIGURES
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, JustifyMethod
@@ -19,11 +19,9 @@ from rich.text import Text
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings
 from pfl_lightning.report.significance import PairedTests
 from pfl_lightning.report.tables import Cell, Column, TextTable
-from pfl_lightning.runs.results import Evaluation
 
 __all__ = [
     "escape_latex",
-    "fits",
     "fitting_tables",
     "html_table",
     "latex_table",
@@ -47,8 +45,11 @@ _LATEX = {
 HEADING_WIDTH = 16
 """Characters in a line of a heading on a terminal."""
 
-NAME_WIDTH = 24
-"""Characters in a line of a row's name, where a terminal is too narrow for the table as it is."""
+TESTED = {
+    **{"reference": "reference", "difference": "difference", "pairs_of_seeds": "seeds", "p_seeds": "p_seeds"},
+    **{"pairs_of_clients": "clients", "p_clients": "p_clients"},
+}
+"""Columns of the paired tests, and the attributes of these."""
 
 _NEGATIVE = re.compile(r"-(?=\d)")
 
@@ -157,52 +158,36 @@ def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:
     return table
 
 
-def fits(table: Table, console: Console) -> bool:
-    """Whether a table can be printed as it is."""
-    wide = console.options.update(max_width=10_000)
-    return Measurement.get(console, wide, table).maximum <= console.width
-
-
 def fitting_tables(table: TextTable, title: str, console: Console) -> list[Table]:
-    """A table as it can be printed: as it is, or with a column for each line, or in parts of fewer columns.
+    """A table as it can be printed: as it is, or with a column for each line, as many side by side as fit.
 
     Args:
         table: The table.
         title: What it is called.
         console: Where it is printed.
     """
-    for whole in (table, _turned(table)):
-        shown = terminal_table([whole], title)
-        if fits(shown, console):
-            return [shown]
-    parts = _parts(table, console)
-    return [terminal_table([part], f"{title}, part {n} of {len(parts)}") for n, part in enumerate(parts, start=1)]
+    whole = terminal_table([table], title)
+    if _fits(whole, console):
+        return [whole]
+    parts: list[tuple[tuple[Cell, ...], ...]] = []
+    for line in table.lines:
+        if parts and _fits(terminal_table([_turned(table.headings, (*parts[-1], line))], title), console):
+            parts[-1] = (*parts[-1], line)
+        else:
+            parts.append((line,))
+    return [terminal_table([_turned(table.headings, lines)], title) for lines in parts]
 
 
-def _turned(table: TextTable) -> TextTable:
-    """The table with a column for each of its lines."""
-    cells = [tuple(map(Cell, table.headings)), *table.lines]
-    columns = list(zip(*cells, strict=True))
-    return TextTable(table.title, tuple(cell.text for cell in columns[0]), tuple(columns[1:]))
+def _fits(table: Table, console: Console) -> bool:
+    """Whether a table can be printed as it is."""
+    wide = console.options.update(max_width=10_000)
+    return Measurement.get(console, wide, table).maximum <= console.width
 
 
-def _parts(table: TextTable, console: Console) -> list[TextTable]:
-    """The table in parts, each with the names of the lines and as many further columns as fit, at least one."""
-    parts: list[TextTable] = []
-    first = 1
-    for last in range(2, len(table.headings) + 1):
-        end = last == len(table.headings)
-        if end or not fits(terminal_table([_columns(table, first, last + 1)], ""), console):
-            parts.append(_columns(table, first, last))
-            first = last
-    return parts
-
-
-def _columns(table: TextTable, first: int, last: int) -> TextTable:
-    """Some columns behind the names of the lines, which are folded."""
-    folded = [Cell(textwrap.fill(line[0].text, NAME_WIDTH, break_long_words=False)) for line in table.lines]
-    lines = tuple((name, *line[first:last]) for name, line in zip(folded, table.lines, strict=True))
-    return TextTable(table.title, (table.headings[0], *table.headings[first:last]), lines)
+def _turned(headings: Sequence[str], lines: Sequence[tuple[Cell, ...]]) -> TextTable:
+    """A table with a column for each of its lines."""
+    names, *rows = zip(map(Cell, headings), *lines, strict=True)
+    return TextTable("", tuple(cell.text for cell in names), tuple(rows))
 
 
 def rows_csv(
@@ -219,23 +204,20 @@ def rows_csv(
         settings: The report's settings.
         tests: Paired tests by setting and label.
     """
-    names = [name for c in columns for name in (c.name, f"{c.name}_std_over_seeds")]
-    targets = [column for column in columns if "to_target" in column.name]
-    heading = ["setting", "run", "method", "seeds", "planned_seeds", "search_trials"]
-    heading += ["rounds", "clients", "score", "model", *names, *(f"{column.name}_seeds" for column in targets)]
-    tested = ["reference", "difference", "pairs_of_seeds", "p_seeds", "pairs_of_clients", "p_clients"]
-    lines: list[list[Any]] = [[*heading, "published_percent", *tested]]
+    lines = []
     for row in rows:
         first = row.runs[0] if row.runs else None
-        evaluation = first.evaluation(settings.figure) if first else Evaluation(score="")
-        line = [row.setting, row.label, first.method if first else "", len(row.runs), row.planned, row.trials]
-        line += [first.rounds if first else None, first.num_clients if first else None]
-        line += [evaluation.score, evaluation.model]
-        line += [value for c in columns for value in (c.over_seeds(row).mean, c.over_seeds(row).std)]
-        line += [*(column.over_seeds(row).count for column in targets), row.published]
+        line: dict[str, Any] = {"setting": row.setting, "run": row.label, "method": first.method if first else ""}
+        line |= {"seeds": len(row.runs), "planned_seeds": row.planned, "search_trials": row.trials}
+        line |= {"rounds": first.rounds if first else None, "clients": first.num_clients if first else None}
+        line |= {"score": row.score(settings.figure), "model": first.evaluation(settings.figure).model if first else ""}
+        over_seeds = {column.name: column.over_seeds(row) for column in columns}
+        for name, found in over_seeds.items():
+            line |= {name: found.mean, f"{name}_std_over_seeds": found.std}
+        line |= {f"{name}_seeds": found.count for name, found in over_seeds.items() if "to_target" in name}
         test = tests.get((row.setting, row.label))
-        facts = ("reference", "difference", "seeds", "p_seeds", "clients", "p_clients")
-        lines.append([*line, *(getattr(test, name, None) for name in facts)])
+        line["published_percent"] = row.published
+        lines.append(line | {name: getattr(test, attribute, None) for name, attribute in TESTED.items()})
     return _csv_text(lines)
 
 
@@ -246,20 +228,23 @@ def runs_csv(rows: Sequence[MeasuredRow], columns: Sequence[Column]) -> str:
         rows: The rows.
         columns: The figures.
     """
-    facts = ["method", "seed", "rounds", "clients", "data", "data_fingerprint", "partition", "partition_fingerprint"]
-    lines: list[list[Any]] = [["setting", "run", "folder", *facts, "score", *(column.name for column in columns)]]
+    lines = []
     for row in rows:
         for run in row.runs:
-            sources = [run.data.name, run.data.fingerprint, run.partition.name, run.partition.fingerprint]
-            about = [run.method, run.seed, run.rounds, run.num_clients, *sources, run.test.score]
-            lines.append([row.setting, row.label, run.path, *about, *(column.figure(run) for column in columns)])
+            line: dict[str, Any] = {"setting": row.setting, "run": row.label, "folder": run.path, "method": run.method}
+            line |= {"seed": run.seed, "rounds": run.rounds, "clients": run.num_clients}
+            line |= {"data": run.data.name, "data_fingerprint": run.data.fingerprint}
+            line |= {"partition": run.partition.name, "partition_fingerprint": run.partition.fingerprint}
+            lines.append(line | {"score": run.test.score} | {column.name: column.figure(run) for column in columns})
     return _csv_text(lines)
 
 
-def _csv_text(lines: list[list[Any]]) -> str:
-    """What is not known, or not finite, is empty."""
+def _csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines by heading; what is not known, or not finite, is empty."""
     file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(lines[0] if lines else ())
     for line in lines:
-        known = ["" if isinstance(value, float) and not math.isfinite(value) else value for value in line]
-        csv.writer(file, lineterminator="\n").writerow(known)
+        values = line.values()
+        writer.writerow("" if isinstance(value, float) and not math.isfinite(value) else value for value in values)
     return file.getvalue()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.report.rows import MeasuredRow
 from pfl_lightning.report.rows import blocks as blocks_of
 from pfl_lightning.runs.config import differing, same_options, short_names, show
-from pfl_lightning.runs.folder import NO_SETTING
-from pfl_lightning.runs.results import FinishedRun, Source
+from pfl_lightning.runs.results import FinishedRun
 
 __all__ = ["Group", "apart_by_data", "data_options", "group_runs", "row_labels", "values_of"]
 
 OF_TRAINING = ("batch_size", "eval_batch_size", "augment", "drop_last", "normalize", "mean", "std", "num_workers")
 """Options of data modules under which the clients still hold the same samples."""
+
+Group = list[FinishedRun]
+"""Runs of one row, which differ in their seeds."""
+
+One = TypeVar("One")
 
 
 def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None) -> list[MeasuredRow]:
@@ -38,33 +42,35 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     Raises:
         UsageError: There are more or fewer labels than rows, or two rows of a block have one label.
     """
-    blocks: list[list[Group]] = []
     known = list(runs)
     fixed = _fixed_partitions(known)
-    for run in known:
-        fitting = (
-            block
-            for block in blocks
-            if all(_of_one_table(run, other) and _may_be_one(run, other, fixed) for row in block for other in row)
-        )
-        block = next(fitting, None)
-        if block is None:
-            block = []
-            blocks.append(block)
-        _add(block, run)
-    found = [(block, name) for block in blocks for name in row_labels(block)]
-    names = [name for _, name in found]
-    if labels is not None and len(labels) != len(names):
-        raise UsageError(f"--labels has {len(labels)} names for {len(names)} configurations: {'; '.join(names)}")
-    settings = [title for title, block in zip(_titles(blocks), blocks, strict=True) for _ in block]
-    for (label, setting), times in Counter(zip(labels or names, settings, strict=True)).items():
-        if times > 1:
-            raise UsageError(f"--labels: {times} rows would be called {label!r}{f' in {setting}' if setting else ''}")
-    rows = [tuple(row) for block in blocks for row in block]
-    return [
-        MeasuredRow(label, setting, row, planned=len(row), trials=None)
-        for label, setting, row in zip(labels or names, settings, rows, strict=True)
+    blocks = [_rows(block) for block in _apart(known, lambda run, other: _of_one_table(run, other, fixed))]
+    found = [
+        MeasuredRow(label, setting, tuple(row), planned=len(row), trials=None)
+        for setting, block in zip(_titles(blocks), blocks, strict=True)
+        for label, row in zip(row_labels(block), block, strict=True)
     ]
+    if labels is None:
+        return found
+    if len(labels) != len(found):
+        names = "; ".join(row.label for row in found)
+        raise UsageError(f"--labels has {len(labels)} names for {len(found)} configurations: {names}")
+    found = [replace(row, label=label) for row, label in zip(found, labels, strict=True)]
+    name, times = Counter(row.name for row in found).most_common(1)[0]
+    if times > 1:
+        raise UsageError(f"--labels: {times} rows would be called {name!r}")
+    return found
+
+
+def _apart(some: Iterable[One], alike: Callable[[One, One], bool]) -> list[list[One]]:
+    """Groups of what is alike, each with all others of its group."""
+    groups: list[list[One]] = []
+    for one in some:
+        group = next((group for group in groups if all(alike(one, other) for other in group)), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(one)
+    return groups
 
 
 def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
@@ -77,22 +83,52 @@ def apart_by_data(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
     """
     found = []
     for setting, some in blocks_of(rows).items():
-        groups: list[list[MeasuredRow]] = []
-        for row in some:
-            group = next((g for g in groups if row.runs and _of_one_rule(g[0].runs[0], row.runs[0])), None)
-            if group is not None:
-                group.append(row)
-            elif row.runs:
-                groups.append([row])
+        groups = _apart((row for row in some if row.runs), lambda row, other: _of_one_rule(row.runs[0], other.runs[0]))
         if len(groups) < 2:
             found += some
             continue
-        titles = _numbered(_data_titles([[list(row.runs) for row in group] for group in groups]))
+        titles = _numbered([_data_title(group[0].runs[0], [one[0].runs[0] for one in groups]) for group in groups])
         without = [row for row in some if not row.runs]
         for title, group in zip([*titles, "no finished run"], [*groups, without], strict=True):
             block = ": ".join(filter(None, [setting, title]))
             found += [replace(row, setting=block, of_setting=setting) for row in group]
     return found
+
+
+def _rows(block: Sequence[FinishedRun]) -> list[Group]:
+    """The rows of a block; of runs with equal seeds in one of them the last one counts."""
+    rows: list[Group] = []
+    for run in block:
+        for row in rows:
+            elsewhere = [o for o in row if o.seeds == run.seeds and o.path.parent != run.path.parent]
+            if not _of_one_row(run, row) or (elsewhere and not run.config):
+                continue
+            for other in elsewhere:
+                warnings.warn(
+                    f"{other.path} is left out: {run.path} has the same options and seeds, and counts in its place",
+                    stacklevel=4,
+                )
+            row[:] = [other for other in row if other.seeds != run.seeds] + [run]
+            break
+        else:
+            rows.append([run])
+    return rows
+
+
+def _of_one_row(run: FinishedRun, row: Group) -> bool:
+    first = row[0]
+    if run.finished != first.finished or bool(run.config) != bool(first.config):
+        return False
+    named = {one.place.row for one in (*row, run) if one.place is not None}
+    return same_options(first.options, run.options) and len(named) < 2
+
+
+def _fixed_partitions(runs: Iterable[FinishedRun]) -> set[str]:
+    """Fingerprints of partitions that several seeds have: such a partition does not follow the seed."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.partition.fingerprint, set()).add(run.seed)
+    return {fingerprint for fingerprint, some in seeds.items() if fingerprint and len(some) > 1}
 
 
 def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:
@@ -106,97 +142,44 @@ def _same_data_options(run: FinishedRun, other: FinishedRun, part: str) -> bool:
     return same_options(data_options(run, part), data_options(other, part), missing=None)
 
 
-def _add(block: list[Group], run: FinishedRun) -> None:
-    for row in block:
-        if not _of_one_row(run, row):
-            continue
-        earlier = [other for other in row if other.seeds == run.seeds]
-        if not run.config and any(other.path.parent != run.path.parent for other in earlier):
-            continue
-        for other in earlier:
-            if other.path.parent != run.path.parent:
-                warnings.warn(
-                    f"{other.path} is left out: {run.path} has the same options and seeds, and counts in its place",
-                    stacklevel=4,
-                )
-        row[:] = [other for other in row if other.seeds != run.seeds] + [run]
-        return
-    block.append([run])
+def _of_one_table(run: FinishedRun, other: FinishedRun, fixed: set[str]) -> bool:
+    """Whether two runs are of the same data, divided by the same rule; what is not known does not tell them apart.
 
-
-def _of_one_row(run: FinishedRun, row: Group) -> bool:
-    first = row[0]
-    if run.finished != first.finished or bool(run.config) != bool(first.config):
+    Args:
+        run: A run.
+        other: Another one; of one study and another of its settings it is apart.
+        fixed: Partitions that do not follow the seed, and so are no two seeds' of one rule.
+    """
+    one, another = run.place, other.place
+    if one is not None and another is not None and one.study == another.study and one.setting != another.setting:
         return False
-    return same_options(first.options, run.options) and len({_study_row(one) for one in (*row, run)} - {""}) < 2
-
-
-def _study_row(run: FinishedRun) -> str:
-    """What a study calls the run's row; empty for a run that is none of a study."""
-    return run.place.row if run.place is not None else ""
-
-
-def _study_setting(run: FinishedRun) -> str:
-    return run.place.setting if run.place is not None else ""
-
-
-def _fixed_partitions(runs: Iterable[FinishedRun]) -> set[str]:
-    """Fingerprints of partitions that several seeds have: such a partition does not follow the seed."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run.partition.fingerprint, set()).add(run.seed)
-    return {fingerprint for fingerprint, some in seeds.items() if fingerprint and len(some) > 1}
-
-
-def _may_be_one(run: FinishedRun, other: FinishedRun, fixed: set[str]) -> bool:
-    """Whether different partitions may be those of two seeds, as far as fingerprints say where options do not."""
-    if run.config and other.config:
-        return True
-    one, another = run.partition.fingerprint, other.partition.fingerprint
-    return one == another or not (one and another) or not {one, another} & fixed
-
-
-def _of_one_table(run: FinishedRun, other: FinishedRun) -> bool:
-    """Whether two runs are of the same data and, of one study, of the same setting."""
-    one_study = run.place is not None and other.place is not None and run.place.study == other.place.study
-    return not (one_study and _study_setting(run) != _study_setting(other)) and _same_data(run, other)
-
-
-def _same_data(run: FinishedRun, other: FinishedRun) -> bool:
-    """Whether two runs are of the same data, divided by the same rule; what is not known does not tell them apart."""
-    if run.num_clients != other.num_clients or not _same_source(run.data, other.data):
-        return False
-    if run.config and other.config and not _same_data_options(run, other, ""):
-        return False
-    if run.partition.fingerprint and run.partition.fingerprint == other.partition.fingerprint:
-        return True  # by whatever rule
-    if _seeds_of_data(run) == _seeds_of_data(other) and run.partition.fingerprint and other.partition.fingerprint:
-        return False
-    named = run.partition.name == other.partition.name or not (run.partition.name and other.partition.name)
     both = bool(run.config and other.config)
-    return named and (not both or _same_data_options(run, other, "partition"))
+    same_data = _agree(run.data.fingerprint, other.data.fingerprint)
+    if same_data is None:
+        same_data = _agree(run.data.name, other.data.name) is not False
+    if run.num_clients != other.num_clients or not same_data or (both and not _same_data_options(run, other, "")):
+        return False
+    marks = run.partition.fingerprint, other.partition.fingerprint
+    same_partition = _agree(*marks)
+    of_one_seed = (run.seed, *run.data_seeds) == (other.seed, *other.data_seeds)
+    if same_partition or (same_partition is False and (of_one_seed or (not both and not fixed.isdisjoint(marks)))):
+        return bool(same_partition)
+    if _agree(run.partition.name, other.partition.name) is False:
+        return False
+    return not both or _same_data_options(run, other, "partition")
 
 
-def _same_source(one: Source, other: Source) -> bool:
-    if one.fingerprint and other.fingerprint:
-        return one.fingerprint == other.fingerprint
-    return one.name == other.name or not (one.name and other.name)
-
-
-def _seeds_of_data(run: FinishedRun) -> tuple[int, ...]:
-    return (run.seed, *run.data_seeds)
+def _agree(one: str, other: str) -> bool | None:
+    """Whether two names are equal; ``None`` where one is not known."""
+    return one == other if one and other else None
 
 
 def data_options(run: FinishedRun, part: str = "") -> dict[str, Any]:
     """The options of the partition, or those of the data without it and without what the training alone sees."""
     found = {}
     for path, value in run.options.items():
-        _, first, *_ = (*path.split("."), "", "")
-        if (
-            path.split(".")[0] == "data"
-            and (first == "partition") == (part == "partition")
-            and first not in OF_TRAINING
-        ):
+        top, first, *_ = (*path.split("."), "", "")
+        if top == "data" and (first == "partition") == (part == "partition") and first not in OF_TRAINING:
             found[path] = value
     return found
 
@@ -205,15 +188,15 @@ def _titles(blocks: Sequence[list[Group]]) -> list[str]:
     """Names of the blocks: settings of a study, or what differs; empty for one alone."""
     if len(blocks) < 2:
         return [""] * len(blocks)
-    settings = [{_study_setting(run) for row in block for run in row} for block in blocks]
-    names = ["".join(some) if len(some) == 1 else "" for some in settings]
-    if any(names):  # beside settings with names, a study's folder "all" is that of one with this name
-        whole = [all(run.place is not None for row in block for run in row) for block in blocks]
-        names = [name or (NO_SETTING if of_study else "") for name, of_study in zip(names, whole, strict=True)]
-    if all(names) and len({*names}) == len(names):
-        return names
-    data = _data_titles(blocks)
-    return _numbered([": ".join(filter(None, [name, title])) for name, title in zip(names, data, strict=True)])
+    of_study = [
+        {run.place.setting if run.place is not None else "" for row in block for run in row} for block in blocks
+    ]
+    settings = ["".join(some) if len(some) == 1 else "" for some in of_study]
+    if all(settings) and len({*settings}) == len(settings):
+        return settings
+    firsts = [block[0][0] for block in blocks]
+    data = [_data_title(run, firsts) for run in firsts]
+    return _numbered([": ".join(filter(None, names)) for names in zip(settings, data, strict=True)])
 
 
 def _numbered(titles: Sequence[str]) -> list[str]:
@@ -225,91 +208,49 @@ def _numbered(titles: Sequence[str]) -> list[str]:
     ]
 
 
-def _data_titles(blocks: Sequence[list[Group]]) -> list[str]:
-    """Names of the blocks by their data; equal where the data are."""
-    firsts = [block[0][0] for block in blocks]
-    options = [{**data_options(run, ""), **data_options(run, "partition")} for run in firsts]
+def _data_title(run: FinishedRun, firsts: Sequence[FinishedRun]) -> str:
+    """The name of a run's data beside those of other blocks: data, partition, options that differ, and clients."""
+    options = [{**data_options(one), **data_options(one, "partition")} for one in firsts]
     paths = [path for path in differing(options) if path not in ("data", "data.partition")]
-    named = [
-        ", ".join(filter(None, [run.data.name, run.partition.name, *values_of(one, paths)])) or "other data"
-        for run, one in zip(firsts, options, strict=True)
-    ]
-    clients = {run.num_clients for run in firsts}
-    if len(clients) > 1 and not any(path.endswith("num_clients") for path in paths):
-        named = [f"{name}, {run.num_clients} clients" for name, run in zip(named, firsts, strict=True)]
-    marks = [_fingerprints(run) for run in firsts]
-    return [
-        name if named.count(name) == 1 or not mark else f"{name} ({mark})"
-        for name, mark in zip(named, marks, strict=True)
-    ]
-
-
-def _fingerprints(run: FinishedRun) -> str:
-    short = [
-        f"{what} {source.fingerprint.rpartition(':')[2][:8]}"
-        for what, source in (("data", run.data), ("partition", run.partition))
-        if source.fingerprint
-    ]
-    return ", ".join(short)
-
-
-Group = list[FinishedRun]
-"""Runs of one row, which differ in their seeds."""
+    names = [run.data.name, run.partition.name, *values_of(run.options, paths)]
+    if len({one.num_clients for one in firsts}) > 1 and not any(path.endswith("num_clients") for path in paths):
+        names.append(f"{run.num_clients} clients")
+    return ", ".join(filter(None, names)) or "other data"
 
 
 def row_labels(block: Sequence[Group]) -> list[str]:
-    """Names of the rows of a block."""
+    """Names of the rows of a block: a study's, or the method's, and the options that differ; folders if none does."""
     firsts = [row[0] for row in block]
+    names = [_name(row) for row in block]
     known = [run.options for run in firsts if run.config]  # what a run without a config had is not known
     everywhere = [path for path in differing(known) if _tells(path)] if known else []
     labels = []
-    for run in firsts:
-        same = [other for other in firsts if other.method == run.method]
-        shared = [path for path in run.options if all(path in other.options for other in same)]
-        paths = differing([other.options for other in same])
-        if not all(other.config for other in same):
-            paths = [path for path in paths if path in shared]
-        paths = list(dict.fromkeys([*paths, *everywhere]))
-        labels.append(", ".join([run.method, *values_of(run.options, paths)]))
-    labels = [given or label for given, label in zip(_study_labels(block), labels, strict=True)]
-    labels = [label if run.finished else f"{label}, unfinished" for label, run in zip(labels, firsts, strict=True)]
-    named = [
-        label if labels.count(label) == 1 else f"{label} ({_folder(run, firsts)})"
-        for label, run in zip(labels, firsts, strict=True)
-    ]
-    for name in {name for name in named if named.count(name) > 1}:
-        places = [place for place, other in enumerate(named) if other == name]
+    for row, name in zip(block, names, strict=True):
+        same = [run for run, other in zip(firsts, names, strict=True) if other == name]
+        paths = differing([run.options for run in same])
+        if not all(run.config for run in same):
+            paths = [path for path in paths if all(path in run.options for run in same)]
+        further = [] if any(run.place is not None for run in row) else everywhere
+        label = ", ".join([name, *values_of(row[0].options, list(dict.fromkeys([*paths, *further])))])
+        labels.append(label if row[0].finished else f"{label}, unfinished")
+    for label in [label for label, times in Counter(labels).items() if times > 1]:
+        places = [place for place, other in enumerate(labels) if other == label]
         for place, folder in zip(places, _differing_folders([firsts[one].path for one in places]), strict=True):
-            named[place] = f"{labels[place]} ({folder})"
-    return named
+            labels[place] = f"{label} ({folder})"
+    return labels
+
+
+def _name(row: Group) -> str:
+    """What a study calls a row; the method of other rows."""
+    return next((run.place.row for run in row if run.place is not None), row[0].method)
 
 
 def _differing_folders(paths: Sequence[Path]) -> list[str]:
     """The last folders in which paths differ; the whole paths where these do not tell them apart."""
-    parts = [path.parts for path in paths]
-    common = next((n for n, last in enumerate(zip(*(one[::-1] for one in parts), strict=False)) if len({*last}) > 1), 0)
-    names = [one[len(one) - 1 - common] for one in parts]
-    return names if len({*names}) == len(names) else [path.as_posix() for path in paths]
-
-
-def _study_labels(block: Sequence[Group]) -> list[str]:
-    """What studies call the rows; empty for other rows.
-
-    Where several rows have a name, because several studies have such a row or somebody has made further runs in the
-    folder of one, the study and the options that differ are added.
-    """
-    places = [next((run.place for run in row if run.place is not None), None) for row in block]
-    found = []
-    for place, row in zip(places, block, strict=True):
-        if place is None:
-            found.append("")
-            continue
-        same = [number for number, other in enumerate(places) if other is not None and other.row == place.row]
-        several = len({other.study for number in same if (other := places[number]) is not None}) > 1
-        paths = differing([block[number][0].options for number in same])
-        name = f"{place.row} ({place.study.name})" if several else place.row
-        found.append(", ".join([name, *values_of(row[0].options, paths)]))
-    return found
+    for names in zip(*(path.parts[::-1] for path in paths), strict=False):
+        if len({*names}) > 1:
+            return list(names) if len({*names}) == len(names) else [path.as_posix() for path in paths]
+    return [path.as_posix() for path in paths]
 
 
 def _tells(path: str) -> bool:
@@ -321,12 +262,3 @@ def values_of(options: Mapping[str, Any], paths: Sequence[str]) -> list[str]:
     """Options as ``name=value``, by names that are as short as they can be."""
     names = short_names(paths)
     return [f"{names[path]}={show(options[path])}" for path in paths if path in options]
-
-
-def _folder(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
-    """The folder, with its version where others share it."""
-    path = run.path
-    if not path.name.startswith("version_"):
-        return path.name
-    shared = sum(other.path.parent == path.parent for other in runs) > 1
-    return f"{path.parent.name}/{path.name}" if shared else path.parent.name

@@ -6,28 +6,85 @@ from collections.abc import Mapping, Sequence
 
 from pfl_lightning.metrics import idle_clients
 from pfl_lightning.report.grouping import data_options
-from pfl_lightning.report.ranking import not_ranked
-from pfl_lightning.report.rows import MeasuredRow, blocks
-from pfl_lightning.report.significance import PairedTests
+from pfl_lightning.report.rows import MeasuredRow, ReportSettings
+from pfl_lightning.report.significance import CAVEAT, PairedTests, Ranking
+from pfl_lightning.report.tables import Column
+from pfl_lightning.runs.results import FIGURES
 
-__all__ = [
-    "FAIRNESS",
-    "data_note",
-    "idle_note",
-    "ranking_note",
-    "reference_note",
-    "round_note",
-    "search_note",
-    "without_note",
-]
+__all__ = ["FAIRNESS", "caption", "data_note", "notes", "search_note", "without_note"]
 
 SHOWN = 6
-"""Runs that a sentence names."""
+"""Runs that a sentence names of many."""
 
 FAIRNESS = (
     "Std over clients is that of all clients of a run (divided by their number), the worst decile the mean of the "
     "worst tenth of them (rounded up to whole clients); both are means over seeds."
 )
+
+SEPARATE = (
+    "The runs are of several settings, data sets or partitions: each has a table of its own. The CSV file of runs has "
+    "the fingerprints of their data and partitions."
+)
+
+NEIGHBORS = (
+    "Nearest-neighbor accuracies are of features without a head (each test sample takes the class of the nearest "
+    "training samples): they stand in columns of their own and compare with each other only."
+)
+
+
+def notes(
+    rows: Sequence[MeasuredRow],
+    columns: Sequence[Column],
+    settings: ReportSettings,
+    tests: Mapping[str, Sequence[PairedTests]],
+    ranking: Ranking | None,
+) -> list[str]:
+    """What one must know to read the tables.
+
+    Args:
+        rows: All rows.
+        columns: The figures that any of them has.
+        settings: What is shown.
+        tests: Paired tests by setting.
+        ranking: Ranks over settings.
+    """
+    done = sum(len(row.runs) + row.without for row in rows)
+    expected = settings.expected_runs or sum(row.planned for row in rows)
+    source = f"Published figures: {settings.source}. The difference is measured minus published, in points."
+    chosen = settings.figure == "test" and settings.choice != "last"  # a round that the caption names
+    found = [
+        caption(rows, columns, settings),
+        data_note(rows),
+        SEPARATE if len({row.setting for row in rows}) > 1 else "",
+        "" if chosen else _round_note(rows, settings.figure),
+        without_note(rows, settings),
+        _idle_note(rows, settings.figure),
+        f"{done} of {expected} runs are finished; the table has these." if done < expected else "",
+        NEIGHBORS if any(column.name.startswith("nearest_neighbor") for column in columns) else "",
+        source if settings.source else "",
+        FAIRNESS if any(column.name.endswith("worst_decile") for column in columns) else "",
+        CAVEAT if any(tests.values()) else "",
+        _reference_note(settings.reference, tests),
+        _ranking_note(rows, ranking),
+        search_note(rows),
+        settings.note,
+    ]
+    return [*filter(None, found)]
+
+
+def caption(rows: Sequence[MeasuredRow], columns: Sequence[Column], settings: ReportSettings) -> str:
+    """What the figures are."""
+    if any(row.runs for row in rows) and not any(column.is_headline for column in columns):
+        return f"No run has a {headline(settings)}: there is no column of it."
+    choice = f", {settings.choice.replace('_', ' ')} round" if settings.figure == "test" else ""
+    what = f"{FIGURES[settings.figure]}, mean over clients{choice}"
+    return f"{what[0].upper()}{what[1:]}; ± is the standard deviation over seeds (n - 1)."
+
+
+def headline(settings: ReportSettings) -> str:
+    """The headline, without its statistics."""
+    of_round = f" of the {settings.choice.replace('_', ' ')} round" if settings.figure == "test" else ""
+    return f"{FIGURES[settings.figure]}{of_round}"
 
 
 def data_note(rows: Sequence[MeasuredRow]) -> str:
@@ -35,40 +92,34 @@ def data_note(rows: Sequence[MeasuredRow]) -> str:
 
     A folder of data may be another one on another machine, or have changed since the first runs.
     """
-    said = [_other_data(setting, some) for setting, some in blocks(rows).items()]
-    if not any(said):
-        return ""
-    return (
-        "Not all runs of a table are of the same data, though their options are, so that means and tests mix data "
-        f"sets: {'; '.join(filter(None, said))}. Move the folders of those of the wrong data away, and run them again."
-    )
-
-
-def _other_data(setting: str, rows: Sequence[MeasuredRow]) -> str:
-    """The runs of a block by fingerprint of their data, where runs of the same options have several."""
     groups: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         for run in row.runs:
-            same = repr((run.data.name, sorted(data_options(run).items(), key=str), run.data_seeds))
+            same = repr((row.setting, run.data.name, sorted(data_options(run).items(), key=str), run.data_seeds))
             if run.data.fingerprint:
-                groups.setdefault(same, {}).setdefault(run.data.fingerprint, []).append(f"{row.label}, seed {run.seed}")
+                groups.setdefault(same, {}).setdefault(run.data.fingerprint, []).append(f"{row.name}, seed {run.seed}")
     said = [
-        f"fingerprint {fingerprint.rpartition(':')[2][:8]} ({'; '.join(names[:3])}"
-        + (f"; and {len(names) - 3} more)" if len(names) > 3 else ")")
+        f"fingerprint {fingerprint.rpartition(':')[2][:8]} ({_some(names)})"
         for group in groups.values()
         if len(group) > 1
         for fingerprint, names in group.items()
     ]
-    return (f"{setting}: " if setting and said else "") + ", ".join(said)
+    if not said:
+        return ""
+    return (
+        "Not all runs of a table are of the same data, though their options are, so that means and tests mix data "
+        f"sets: {', '.join(said)}. Move the folders of those of the wrong data away, and run them again."
+    )
 
 
-def round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
-    """Runs whose headline is not of their last round, though nothing else says so; empty where there are none.
+def _some(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    more = f"; and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return "; ".join(names[:SHOWN]) + more
 
-    Args:
-        rows: The rows.
-        figure: The headline.
-    """
+
+def _round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
+    """Runs whose headline is not of their last round, though nothing else says so; empty where there are none."""
     said: dict[str, list[str]] = {}
     for row in rows:
         for run in row.runs:
@@ -79,34 +130,21 @@ def round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
     return f"Not of the last round: {'; '.join(listed)}." if listed else ""
 
 
-def idle_note(rows: Sequence[MeasuredRow], figure: str) -> str:
-    """Runs of which clients never trained, which says little of the method; empty where there are none.
-
-    Args:
-        rows: The rows.
-        figure: The headline.
-    """
+def _idle_note(rows: Sequence[MeasuredRow], figure: str) -> str:
+    """Runs of which clients never trained, which says little of the method; empty where there are none."""
     said = [
         f"{row.name}, seed {run.seed}: " + idle_clients(run.never_trained, run.evaluation(figure).clients)
         for row in rows
         for run in row.runs
         if run.never_trained and figure != "personalized_novel"
     ]
-    more = f"; and {len(said) - SHOWN} more runs" if len(said) > SHOWN else ""
-    return (
-        f"Clients that no round drew, or whose updates were left out: {'; '.join(said[:SHOWN])}{more}." if said else ""
-    )
+    return f"Clients that no round drew, or whose updates were left out: {_some(said)}." if said else ""
 
 
-def without_note(rows: Sequence[MeasuredRow], what: str) -> str:
-    """Finished runs without the headline's results; empty where there are none.
-
-    Args:
-        rows: The rows.
-        what: What they do not have, such as "test accuracy of the last round".
-    """
+def without_note(rows: Sequence[MeasuredRow], settings: ReportSettings) -> str:
+    """Finished runs without the headline's results; empty where there are none."""
     said = [f"{row.name}: {row.without}" for row in rows if row.without]
-    return f"Finished runs that have no {what} are left out ({'; '.join(said)})." if said else ""
+    return f"Finished runs that have no {headline(settings)} are left out ({'; '.join(said)})." if said else ""
 
 
 def search_note(rows: Sequence[MeasuredRow]) -> str:
@@ -130,24 +168,26 @@ def _listed(labels: Sequence[str]) -> str:
     return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
-def reference_note(reference: str, tests: Mapping[str, Sequence[PairedTests]]) -> str:
-    """Blocks whose rows are not compared with the reference that was asked for; empty where there is none."""
-    others = {
-        setting: list(dict.fromkeys(test.reference for test in some if test.reference != reference))
+def _reference_note(reference: str, tests: Mapping[str, Sequence[PairedTests]]) -> str:
+    """The rows that take the place of the reference that was asked for; empty where none does."""
+    others = [
+        f"{other}{f' in {setting}' if setting else ''}"
         for setting, some in tests.items()
-    }
-    said = [f"{' and '.join(found)}{f' in {setting}' if setting else ''}" for setting, found in others.items() if found]
-    if not reference or not said:
+        for other in dict.fromkeys(test.reference for test in some if test.reference != reference)
+    ]
+    if not reference or not others:
         return ""
     return (
         f"The reference {reference} has no results of the kind that is compared in some tables; the best row takes its "
-        f"place there: {'; '.join(said)}."
+        f"place there: {'; '.join(others)}."
     )
 
 
-def ranking_note(rows: Sequence[MeasuredRow], figure: str) -> str:
-    """What the ranking over settings leaves out; empty where it has everything."""
-    found = not_ranked(rows, figure)
+def _ranking_note(rows: Sequence[MeasuredRow], ranking: Ranking | None) -> str:
+    """The methods that the ranking over settings leaves out; empty where it has all, or there is none."""
+    found = () if ranking is None else dict.fromkeys(row.label for row in rows if row.label not in ranking.labels)
     if not found:
         return ""
-    return f"Left out of the ranking, for which every setting must have a method: {'; '.join(found)}."
+    return (
+        f"Left out of the ranking, which is of methods with scores of one kind in every setting: {_listed([*found])}."
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pfl_lightning.report.formats import html_table
 from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.report.tables import TextTable, texts
-from pfl_lightning.runs.config import differing, show
+from pfl_lightning.runs.config import show
 from pfl_lightning.runs.results import FinishedRun
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def html_page(
     parts.append("<h2>Settings</h2>")
     for setting, some in blocks(rows).items():
         parts.append(f"<h3>{escape(setting)}</h3>" if setting else "")
-        parts += [_differences(some), _common(some), *map(_runs, some)]
+        parts += [_options(some), *map(_runs, some)]
     return "\n".join([*filter(None, parts), "</body>\n</html>\n"])
 
 
@@ -79,34 +79,26 @@ def _svg(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _differences(rows: Sequence[MeasuredRow]) -> str:
-    """Options in which the rows differ."""
+def _options(rows: Sequence[MeasuredRow]) -> str:
+    """Options in which the rows of a block differ, and those that all share."""
     found = [row for row in rows if row.runs]
-    paths = differing([row.runs[0].options for row in found]) if found else []
-    below = [path for path in _paths(found) if path not in paths and not _is_common(found, path)]
     options = [row.runs[0].options for row in found]
-    lines = [[path, *(show(one[path]) if path in one else "" for one in options)] for path in (*paths, *below)]
-    return html_table(texts("What differs", ("option", *(row.label for row in found)), lines)) if lines else ""
+    lines = [
+        [path, *(show(one[path]) if path in one else "" for one in options)]
+        for path in dict.fromkeys(path for one in options for path in one)
+    ]
+    apart = [line for line in lines if len({*line[1:]}) > 1]
+    common = "\n".join(f"{line[0]}: {line[1]}" for line in lines if line not in apart)
+    table = texts("What differs", ("option", *(row.label for row in found)), apart)
+    return (html_table(table) if apart else "") + (_details("What all share", _pre(common)) if common else "")
 
 
-def _common(rows: Sequence[MeasuredRow]) -> str:
-    """Options that all rows share."""
-    found = [row for row in rows if row.runs]
-    common = [path for path in _paths(found) if _is_common(found, path)]
-    if not common:
-        return ""
-    text = "\n".join(f"{path}: {show(found[0].runs[0].options[path])}" for path in common)
-    return f"<details><summary>What all share</summary><pre>{escape(text)}</pre></details>"
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
-def _paths(rows: Sequence[MeasuredRow]) -> list[str]:
-    return list(dict.fromkeys(path for row in rows for path in row.runs[0].options))
-
-
-def _is_common(rows: Sequence[MeasuredRow], path: str) -> bool:
-    missing = object()
-    first = rows[0].runs[0].options.get(path, missing)
-    return all(row.runs[0].options.get(path, missing) == first for row in rows)
+def _pre(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
 
 
 def _runs(row: MeasuredRow) -> str:
@@ -116,8 +108,7 @@ def _runs(row: MeasuredRow) -> str:
     headings = ("folder", "seed", "rounds", "data", "partition", "versions")
     table = texts("", headings, map(_facts, row.runs))
     number = f"{len(row.runs)} run{'s' if len(row.runs) > 1 else ''}"
-    config = _config(row.runs[0])
-    return f"<details><summary>{escape(row.label)}: {number}</summary>\n{html_table(table)}{config}</details>"
+    return _details(f"{row.label}: {number}", html_table(table) + _config(row.runs[0]))
 
 
 def _facts(run: FinishedRun) -> list[str]:
@@ -132,4 +123,4 @@ def _config(run: FinishedRun) -> str:
     import yaml
 
     text = yaml.safe_dump(json.loads(json.dumps(run.config, default=str)), sort_keys=False)
-    return f"<details><summary>config of {escape(str(run.path))}</summary><pre>{escape(text)}</pre></details>"
+    return _details(f"config of {run.path}", _pre(text))

@@ -1,19 +1,20 @@
-"""Whether methods differ by more than chance: paired tests over seeds and over clients, with Holm's correction."""
+"""Whether methods differ by more than chance: paired tests with Holm's correction, and ranks over settings."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pfl_lightning.report.rows import MeasuredRow
+from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.runs.results import FinishedRun
 
-__all__ = ["CAVEAT", "PairedTests", "compare_with_reference", "holm", "paired_t_test", "signed_rank_test"]
+__all__ = ["CAVEAT", "PairedTests", "Ranking", "compare_with_reference", "holm", "paired_t_test", "rank_rows"]
+__all__ += ["signed_rank_test"]
 
 CAVEAT = (
     "p values: two-sided, of a paired t-test over seeds (the clients' mean of each seed; one degree of freedom less "
@@ -171,28 +172,30 @@ def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[t
 
     A run is in one pair at most, and in one by what both have alone: which of several belong together is not guessed.
     """
-    partners: dict[int, FinishedRun] = {}
-    left, free = list(runs), list(others)
-    for fits in (_same_seeds, _same_seed_and_partition, _same_seed):
-        fitting = [(run, [other for other in free if fits(run, other)]) for run in left]
-        wanted = Counter(id(other) for _, some in fitting for other in some)
-        partners |= {id(run): some[0] for run, some in fitting if len(some) == 1 and wanted[id(some[0])] == 1}
-        taken = {id(other) for other in partners.values()}
-        left = [run for run in left if id(run) not in partners]
-        free = [other for other in free if id(other) not in taken]
-    return [(run, partners[id(run)]) for run in runs if id(run) in partners]
+    found: list[tuple[FinishedRun, FinishedRun]] = []
+    for key in (_seeds, _seed_and_partition, _seed):
+        paired = {id(run) for pair in found for run in pair}
+        ours, theirs = (_alone([run for run in some if id(run) not in paired], key) for some in (runs, others))
+        found += [(run, theirs[what]) for what, run in ours.items() if what in theirs]
+    return sorted(found, key=lambda pair: [id(run) for run in runs].index(id(pair[0])))
 
 
-def _same_seeds(run: FinishedRun, other: FinishedRun) -> bool:
-    return run.seeds == other.seeds
+def _alone(runs: Sequence[FinishedRun], key: Callable[[FinishedRun], object]) -> dict[object, FinishedRun]:
+    """Runs by a key that no other run has."""
+    times = Counter(map(key, runs))
+    return {key(run): run for run in runs if times[key(run)] == 1}
 
 
-def _same_seed_and_partition(run: FinishedRun, other: FinishedRun) -> bool:
-    return run.seed == other.seed and _same_partition(run, other)
+def _seeds(run: FinishedRun) -> object:
+    return run.seeds
 
 
-def _same_seed(run: FinishedRun, other: FinishedRun) -> bool:
-    return run.seed == other.seed
+def _seed_and_partition(run: FinishedRun) -> object:
+    return run.seed, run.data.fingerprint, run.partition.fingerprint or run.data_seeds
+
+
+def _seed(run: FinishedRun) -> object:
+    return run.seed
 
 
 def _same_partition(run: FinishedRun, other: FinishedRun) -> bool:
@@ -218,3 +221,78 @@ def _client_differences(pairs: Sequence[tuple[FinishedRun, FinishedRun]], figure
         for client in sorted(ours.keys() & theirs.keys()):
             found.setdefault((partition, client), []).append(ours[client] - theirs[client])
     return [math.fsum(values) / len(values) for values in found.values()]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Ranks of the methods that every setting has, 1 the best; equal methods share the mean of their ranks.
+
+    Attributes:
+        settings: The settings.
+        labels: The methods, best average rank first.
+        ranks: Rank of each method in each setting, (methods, settings).
+        averages: Average rank of each method.
+        p_value: Of Friedman's test, that the methods do not differ; NaN of fewer than three methods or settings.
+    """
+
+    settings: tuple[str, ...]
+    labels: tuple[str, ...]
+    ranks: tuple[tuple[float, ...], ...]
+    averages: tuple[float, ...]
+    p_value: float
+
+
+def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
+    """Rank methods by their mean over seeds; ``None`` where fewer than two settings or methods can be ranked.
+
+    A setting with rows of several data sets counts with the largest block of equal data. Methods that a setting lacks
+    are left out, and so are those whose scores are of another kind than the first one's.
+
+    Args:
+        rows: The rows of all settings.
+        figure: The figure that is ranked, such as ``"test"``.
+    """
+    score = next((row.score(figure) for row in rows if row.runs), "")
+    means: dict[str, dict[str, float]] = {}
+    for setting, some in _settings_of(rows).items():
+        found = {row.label: row.headline(figure).mean for row in some if row.score(figure) == score}
+        if known := {label: mean for label, mean in found.items() if not math.isnan(mean)}:
+            means[setting] = known
+    common = [row for row in dict.fromkeys(row.label for row in rows) if all(row in one for one in means.values())]
+    if len(means) < 2 or len(common) < 2:
+        return None
+    from scipy import stats
+
+    table = np.array([[-means[setting][label] for setting in means] for label in common]).round(12)
+    ranks = stats.rankdata(table, axis=0)
+    averages = ranks.mean(axis=1)
+    order = np.argsort(averages, kind="stable")
+    return Ranking(
+        settings=tuple(means),
+        labels=tuple(common[index] for index in order),
+        ranks=tuple(tuple(map(float, ranks[index])) for index in order),
+        averages=tuple(float(averages[index]) for index in order),
+        p_value=_friedman(table),
+    )
+
+
+def _settings_of(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
+    """Rows by the study's setting; where its rows have other data, those of the largest block of equal data."""
+    found: dict[str, list[MeasuredRow]] = {}
+    for some in blocks(rows).values():
+        setting = some[0].setting if some[0].of_setting is None else some[0].of_setting
+        done = [row for row in some if row.runs]
+        if len(done) > len(found.get(setting, [])):
+            found[setting] = done
+    return found
+
+
+def _friedman(table: np.ndarray) -> float:
+    from scipy import stats
+
+    methods, settings = table.shape
+    if methods < 3 or settings < 3:
+        return math.nan
+    if (table == table[0]).all():  # all methods equal
+        return 1.0
+    return float(stats.friedmanchisquare(*table).pvalue)

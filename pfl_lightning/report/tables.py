@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pfl_lightning.report.ranking import Ranking
-from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks
-from pfl_lightning.report.significance import PairedTests
-from pfl_lightning.report.statistics import OverSeeds, Target, reach
+from pfl_lightning.report.rows import MeasuredRow, OverSeeds, ReportSettings, blocks, reach
+from pfl_lightning.report.significance import PairedTests, Ranking
 from pfl_lightning.runs.results import FIGURES, FinishedRun
 
-__all__ = ["Cell", "Column", "Fact", "TextTable", "percent", "report_columns", "texts"]
-__all__ += ["block_columns", "block_table", "p_text", "ranking_table", "significance_table", "summary_table"]
+__all__ = ["Cell", "Column", "Fact", "TextTable", "block_columns", "block_table", "headline_columns", "p_text"]
+__all__ += ["percent", "ranking_table", "report_columns", "significance_table", "summary_table", "texts"]
 
 SCORES = {"classifier": "", "nearest_neighbor": "nearest-neighbor "}
 """Scores that are accuracies, each in columns of its own, and what stands before their names."""
@@ -176,49 +174,62 @@ def _of(figure: str, score: str, statistic: str) -> Callable[[FinishedRun], floa
 def _target(accuracy: float, score: str) -> list[Column]:
     name, what = _prefix(score), f"{percent(accuracy)}{' ' + SCORES[score].strip() if SCORES[score] else ''}"
 
-    def value(attribute: str) -> Callable[[FinishedRun], float]:
-        def found(run: FinishedRun) -> float:
-            unknown = Target(math.nan, math.nan, math.nan)
-            return float(getattr(reach(run.history, accuracy) if run.test.score == score else unknown, attribute))
+    def needed(attribute: str) -> Callable[[FinishedRun], float]:
+        def value(run: FinishedRun) -> float:
+            return float(getattr(reach(run.history, accuracy), attribute)) if run.test.score == score else math.nan
 
-        return found
+        return value
 
     return [
-        Column(f"{name}rounds_to_target", f"rounds to {what}", value("rounds"), digits=1),
-        Column(f"{name}megabytes_to_target", f"MB to {what}", value("megabytes")),
-        Column(f"{name}seconds_to_target", f"s to {what}", value("seconds"), digits=1, is_detail=True),
+        Column(f"{name}rounds_to_target", f"rounds to {what}", needed("rounds"), digits=1),
+        Column(f"{name}megabytes_to_target", f"MB to {what}", needed("megabytes")),
+        Column(f"{name}seconds_to_target", f"s to {what}", needed("seconds"), digits=1, is_detail=True),
     ]
 
 
-def block_columns(columns: Sequence[Column], figure: str, facts: Sequence[str], published: bool) -> list[Column | Fact]:
-    """What the table of a setting shows.
+def block_columns(rows: Sequence[MeasuredRow], settings: ReportSettings, short: bool = False) -> list[Column | Fact]:
+    """What the table of a setting shows; the published figures stand beside the headline.
 
     Args:
-        columns: The figures.
-        figure: The headline.
-        facts: Which of ``"rounds"``, ``"clients"``, ``"model"`` (the evaluated one) and ``"search trials"`` (by which
-            options were chosen) stand before them.
-        published: Whether the published figures stand beside the headline.
+        rows: Rows of one score.
+        settings: What the report shows.
+        short: Leave out what a paper's table does without: traffic, seconds, numbers of rounds and clients.
     """
 
-    def of_runs(text: Callable[[FinishedRun], str]) -> Callable[[MeasuredRow], str]:
-        return lambda row: ", ".join(dict.fromkeys(map(text, row.runs))) or "-"
+    def of_runs(heading: str, text: Callable[[FinishedRun], str]) -> Fact:
+        return Fact(heading, lambda row: ", ".join(dict.fromkeys(map(text, row.runs))) or "-")
 
-    known = {
-        "rounds": of_runs(lambda run: str(run.rounds)),
-        "clients": of_runs(lambda run: str(run.num_clients)),
-        "model": of_runs(lambda run: run.evaluation(figure).model.replace("_", "-") or "-"),
-        "search trials": lambda row: str(row.trials or 0),
-    }
     found: list[Column | Fact] = [Fact("run", lambda row: row.label), Fact("seeds", _seeds)]
-    found += [Fact(name, known[name]) for name in facts]
+    if not short:
+        model = of_runs("model", lambda run: run.evaluation(settings.figure).model.replace("_", "-") or "-")
+        found += [of_runs("rounds", lambda run: str(run.rounds)), of_runs("clients", lambda run: str(run.num_clients))]
+        found += [model] if any(run.evaluation(settings.figure).model for row in rows for run in row.runs) else []
+    if any(row.trials for row in rows):
+        found.append(Fact("search trials", lambda row: str(row.trials or 0)))
+    columns = [column for column in report_columns(rows, settings) if not (short and column.is_detail)]
     headlines = [column for column in columns if column.is_headline]
     for column in columns:
         found.append(column)
-        if published and headlines and column is headlines[-1]:
-            found.append(Fact("published, %", lambda row: "-" if row.published is None else f"{row.published:.2f}"))
-            found.append(Fact("difference", lambda row: _difference(row, headlines)))
+        if headlines and column is headlines[-1]:
+            found += published_columns(rows, headlines)
     return found
+
+
+def headline_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> list[Column | Fact]:
+    """The headline alone, beside the published figures."""
+    headlines = [column for column in report_columns(rows, settings) if column.is_headline]
+    names = [Fact("run", lambda row: row.label), Fact("seeds", _seeds)]
+    return [*names, *headlines, *published_columns(rows, headlines)]
+
+
+def published_columns(rows: Sequence[MeasuredRow], headlines: Sequence[Column]) -> list[Fact]:
+    """The published figures and the differences from them; none where no row has any."""
+    if all(row.published is None for row in rows):
+        return []
+    return [
+        Fact("published, %", lambda row: "-" if row.published is None else f"{row.published:.2f}"),
+        Fact("difference", lambda row: _difference(row, headlines)),
+    ]
 
 
 def _seeds(row: MeasuredRow) -> str:

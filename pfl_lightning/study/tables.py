@@ -49,7 +49,7 @@ def print_tables(
         console.print(f"{_no_table(runs)}{settings.note}", highlight=False, markup=False)
         return
     written = report.write_report(rows, output, settings)
-    console.print(report.live_table(rows, settings, console.width))
+    console.print(report.live_table(rows, settings))
     if settings.note:
         console.print(settings.note, highlight=False, markup=False)
     console.print(f"Written to {output}: {', '.join(path.name for path in written)}", highlight=False, markup=False)

@@ -32,8 +32,7 @@ def write_report(rows: Any, folder: Path, settings: ReportSettings) -> list[Path
     return [path]
 
 
-def live_table(rows: Any, settings: ReportSettings, width: int) -> str:
-    assert width >= 80  # of the study's own console
+def live_table(rows: Any, settings: ReportSettings) -> str:
     return "\n".join(f"{row.setting} {row.label}: {len(row.runs)} runs" for row in rows)
 
 

@@ -178,21 +178,15 @@ def test_settings_of_a_study_stay_apart_beside_other_runs(tmp_path):
     study = [in_study(tmp_path / "study", setting, value=value) for setting, value in (("full", 0.5), ("half", 0.25))]
     other = write_run(tmp_path / "version_0", "FedPAC", clients=[0.75], config={"model": {"encoder": "full"}})
     blocks = [setting for setting, *_ in found(*study, other)]
-    data = "Digits, Dirichlet (data d, partition p0)"
-    assert blocks == [data, data, f"half: {data}"]
+    assert blocks == ["Digits, Dirichlet", "Digits, Dirichlet", "half: Digits, Dirichlet"]
     assert [means for *_, means in found(*study, other)] == [[0.5], [0.75], [0.25]]
-
-
-def test_a_setting_that_is_called_all_is_one(tmp_path):
-    paths = [in_study(tmp_path / "study", setting, value=value) for setting, value in (("all", 0.5), ("half", 0.25))]
-    assert found(*paths) == [("all", "FedAvg", [0.5]), ("half", "FedAvg", [0.25])]
 
 
 def test_rows_of_studies_with_folders_of_one_name_are_told_apart(tmp_path):
     paths = [in_study(tmp_path / where / "digits", "all", value=value) for where, value in (("a", 0.5), ("b", 0.25))]
     for number, path in enumerate(paths):
         (path / "config.yaml").write_text(json.dumps({"model": {"encoder": str(number)}}) + "\n")
-    assert [label for _, label, _ in found(*paths)] == ["FedAvg (digits), encoder=0", "FedAvg (digits), encoder=1"]
+    assert [label for _, label, _ in found(*paths)] == ["FedAvg, encoder=0", "FedAvg, encoder=1"]
 
 
 def test_further_runs_in_a_folder_of_a_study_are_named_by_their_options(tmp_path):

@@ -9,8 +9,8 @@ from scipy import stats
 
 from pfl_lightning.report import ReportSettings, Row, read_run
 from pfl_lightning.report.grouping import apart_by_data, group_runs
-from pfl_lightning.report.ranking import not_ranked, rank_rows
 from pfl_lightning.report.rows import measure
+from pfl_lightning.report.significance import rank_rows
 
 
 def rows(tmp_path, table):
@@ -51,23 +51,17 @@ def test_methods_that_a_setting_lacks_are_left_out(tmp_path):
     assert found.labels == ("a", "b")
     assert found.averages == (1.5, 1.5)
     assert math.isnan(found.p_value)  # two settings are too few
-    assert not_ranked(rows(tmp_path / "0", {"x": {"a": 0.5}, "y": {"a": 0.5}}), "test") == []
     assert rank_rows(rows(tmp_path / "1", {"x": {"a": 0.5, "b": 0.4}}), "test") is None
 
 
-def test_what_is_left_out_is_named_with_its_reason(tmp_path):
+def test_methods_of_another_score_and_settings_without_results_are_left_out(tmp_path):
     found = rows(tmp_path, {"x": {"a": 0.5, "b": 0.4, "c": 0.9}, "y": {"a": 0.5, "b": 0.6}, "z": {"a": 0.1, "b": 0.2}})
     kind = {"score": "nearest_neighbor", "model": "aggregated"}
     neighbors = write_run(tmp_path / "n", "n", [0.9], evaluated=kind)
     more = [Row("n", "x", (neighbors,)), Row("c", "z", (), planned=2), Row("a", "empty", (), planned=2)]
     found += measure(more, ReportSettings("title"))
-    assert rank_rows(found, "test").labels == ("b", "a")
-    assert not_ranked(found, "test") == [
-        "the setting empty (it has no such figures)",
-        "c (no row in y, no finished run in z)",
-        "n (nearest-neighbor scores in x, no row in y and z)",
-    ]
-    assert not_ranked(found[:3], "test") == []  # one setting needs no ranking
+    ranking = rank_rows(found, "test")
+    assert (ranking.labels, ranking.settings) == (("b", "a"), ("x", "y", "z"))
 
 
 def test_a_row_of_other_data_is_not_ranked_and_the_others_are(tmp_path):
@@ -90,10 +84,6 @@ def test_a_row_of_other_data_is_not_ranked_and_the_others_are(tmp_path):
     ]
     ranking = rank_rows(apart, "test")
     assert (ranking.settings, ranking.labels, ranking.averages) == (("x", "y"), ("a", "b"), (1.5, 1.5))
-    assert not_ranked(apart, "test") == [
-        "k (other data in x and y)",
-        "n (no row in x, no finished run in y)",
-    ]
 
 
 def test_an_option_that_one_config_lacks_is_null(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from _helpers.finished import write_run
 
 from pfl_lightning.report import HistoryEntry, read_run
-from pfl_lightning.report.statistics import learning_curve, over_seeds, reach
+from pfl_lightning.report.rows import learning_curve, over_seeds, reach
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 7])
