@@ -19,11 +19,8 @@ from pfl_lightning.encoders.assignment import (
     RoundRobin,
     encoder_label,
 )
-from pfl_lightning.encoders.dcpfl import DCPFLCNN
+from pfl_lightning.encoders.convolutional import DCPFLCNN, FedPACCNN, FedProtoCNN, SmallCNN
 from pfl_lightning.encoders.fedclassavg import SmallAlexNet
-from pfl_lightning.encoders.fedpac import FedPACCNN
-from pfl_lightning.encoders.fedproto import FedProtoCNN
-from pfl_lightning.encoders.googlenet import GoogLeNet
 from pfl_lightning.encoders.mlp import MLP
 from pfl_lightning.encoders.projector import WithProjector
 from pfl_lightning.encoders.registry import (
@@ -35,9 +32,7 @@ from pfl_lightning.encoders.registry import (
     num_parameters,
     register,
 )
-from pfl_lightning.encoders.resnet import ResNet18
-from pfl_lightning.encoders.shufflenet import ShuffleNetV2
-from pfl_lightning.encoders.small import SmallCNN
+from pfl_lightning.encoders.torchvision_nets import GoogLeNet, ResNet18, ShuffleNetV2
 
 __all__ = [
     "DCPFLCNN",

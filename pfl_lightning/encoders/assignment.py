@@ -113,9 +113,6 @@ class RoundRobin(EncoderAssignment):
         [0, 1, 0, 1, 0]
     """
 
-    def __init__(self, encoders: list[str | EncoderFactory]) -> None:
-        super().__init__(encoders)
-
     def assign(self, num_clients: int) -> list[int]:
         """Return 0, 1, ... and again from 0; see :meth:`EncoderAssignment.assign`."""
         _check_num_clients(num_clients)
@@ -210,25 +207,22 @@ class ByClient(EncoderAssignment):
         """Return the list that was given; see :meth:`EncoderAssignment.assign`."""
         _check_num_clients(num_clients)
         if len(self.clients) != num_clients:
-            lacking = f": client {len(self.clients)} has no encoder" if len(self.clients) < num_clients else ""
             raise ValueError(
-                f"ByClient lists encoders for {len(self.clients)} clients, the federation has {num_clients}{lacking}; "
-                "give one entry per client"
+                f"ByClient lists encoders for {len(self.clients)} clients, the federation has {num_clients}; give one "
+                "entry per client"
             )
         return list(self.clients)
 
     def _index(self, client: int, encoder: int | str) -> int:
-        if isinstance(encoder, str):
-            found = [index for index, label in enumerate(self.labels) if label == encoder]
-            if len(found) == 1:
-                return found[0]
-            wrong = f"{encoder!r} is no encoder of the list" if not found else f"{encoder!r} is listed several times"
-        elif isinstance(encoder, int) and not isinstance(encoder, bool) and 0 <= encoder < len(self.encoders):
-            return encoder
-        else:
-            wrong = f"{encoder!r} is no index from 0 to {len(self.encoders) - 1}"
-        listed = ", ".join(f"{index}: {label}" for index, label in enumerate(self.labels))
-        raise ValueError(f"client {client} of ByClient: {wrong}; the encoders are {listed}")
+        known = [index for index, label in enumerate(self.labels) if encoder == label]
+        if isinstance(encoder, int) and not isinstance(encoder, bool) and encoder in range(len(self.encoders)):
+            known = [encoder]
+        if len(known) != 1:
+            listed = ", ".join(f"{index}: {label}" for index, label in enumerate(self.labels))
+            raise ValueError(
+                f"client {client} of ByClient: {encoder!r} is no index and no single name of the encoders {listed}"
+            )
+        return known[0]
 
 
 def _check_num_clients(num_clients: int) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.encoders._shapes import image_shape
+from pfl_lightning.encoders.convolutional import image_shape
 from pfl_lightning.encoders.registry import register
 
 # The paper says only that its AlexNet is made for small images; the widths are those of its published code.

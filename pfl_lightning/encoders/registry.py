@@ -147,16 +147,16 @@ def _path(encoder: type[nn.Module]) -> tuple[str, str]:
 
 
 def _imported(path: str) -> Any:
-    """Encoder that an import path names; nothing else is ever called."""
+    """Encoder that an import path names; ``None`` if there is none of this name. Nothing else is ever called."""
     module, _, name = path.rpartition(".")
     try:
         there = importlib.import_module(module)
-        found = getattr(there, name, None)
     except Exception as error:  # whatever a module does when it is imported
         raise ValueError(f"the encoder {path!r} cannot be imported: {error}") from error
-    if found is None and (meant := did_you_mean(name, (one for one in vars(there) if not one.startswith("_")))):
-        raise ValueError(f"the module {module!r} has no {name!r}{meant}")
-    if found is not None and not stands_for(found, nn.Module):
+    found = getattr(there, name, None)
+    if found is None:
+        raise ValueError(f"the module {module!r} has no {name!r}{did_you_mean(name, vars(there))}")
+    if not stands_for(found, nn.Module):
         raise ValueError(
             f"{path!r} is no encoder: expected a subclass of torch.nn.Module, or a function that is declared to return "
             "one (def make(input_shape) -> nn.Module)"

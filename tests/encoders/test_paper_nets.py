@@ -138,13 +138,13 @@ def test_the_small_alexnet_by_its_name_is_the_published_one():
     [
         (
             lambda: DCPFLCNN((3, 15, 32)),
-            r"\(3, 15, 32\) is too small for DCPFLCNN.*0 x 5 pixels; use images",
+            r"\(3, 15, 32\) is too small for DCPFLCNN.*0 x 5 pixels; use larger images",
         ),
-        (lambda: DCPFLCNN((3, 32, 32), filters=(16,)), r"two convolutions and positive widths, got filters=\(16,\)"),
-        (lambda: DCPFLCNN((3, 32, 32), hidden=0), "hidden=0"),
+        (lambda: DCPFLCNN((3, 32, 32), filters=(16,)), r"two convolutions, got filters=\(16,\)"),
+        (lambda: DCPFLCNN((3, 32, 32), hidden=0), r"positive widths, got .* layers \[0, 500\]"),
         (lambda: FedProtoCNN((1, 8, 8)), "too small for FedProtoCNN"),
         (lambda: FedProtoCNN((1, 28, 28), kernels=(5, 5, 5)), "two kernel sizes"),
-        (lambda: FedProtoCNN((1, 28, 28), channels=0), "channels=0"),
+        (lambda: FedProtoCNN((1, 28, 28), channels=0), r"\(0, 5\)"),
         (lambda: SmallAlexNet((1, 28, 28), out_features=0), "out_features must be at least 1, got 0"),
         (lambda: SmallAlexNet((1, 28, 28), hidden=0), "hidden must be at least 1, or None"),
         (lambda: SmallAlexNet((1, 28, 28), pooling="none"), "'halving' or 'published', got 'none'"),

@@ -61,7 +61,7 @@ def test_weights_of_another_network(file):
 
 def test_a_deeper_network_and_a_missing_stage(state, file):
     torch.save(state, file)
-    with pytest.raises(ValueError, match=r"layer1\.1\.conv1\.weight, .*, \.\.\. \(\d+\) unexpected$"):
+    with pytest.raises(ValueError, match=r"layer1\.1\.conv1\.weight, .* \(\d+\) unexpected$"):
         ResNet18((3, 32, 32), layers=(1, 1, 1, 1), weights=str(file))
     with pytest.raises(ValueError, match=r"3 channels or 1\): layer1\.0\.downsample\.0\.weight, .* missing$"):
         ResNet18((3, 32, 32), strides=(2, 2, 2, 2), weights=str(file))
@@ -69,19 +69,19 @@ def test_a_deeper_network_and_a_missing_stage(state, file):
 
 def test_misshapen_weights(state, file):
     torch.save({**state, "bn1.bias": torch.zeros(3)}, file)
-    with pytest.raises(ValueError, match=r"bn1\.bias has shape \(3,\) instead of \(64,\) \(1\) misshapen"):
+    with pytest.raises(ValueError, match=r"(?s)size mismatch for bn1.bias"):
         ResNet18((3, 32, 32), weights=str(file))
 
 
 def test_channels_that_no_file_is_for(state, file):
     torch.save(state, file)
-    with pytest.raises(ValueError, match=r"ResNet18 for 2 channels.*conv1\.weight has shape \(64, 3, 7, 7\)"):
+    with pytest.raises(ValueError, match=r"(?s)ResNet18 for 2 channels.*size mismatch for conv1.weight"):
         ResNet18((2, 32, 32), weights=str(file))
 
 
 def test_torchvisions_weights_do_not_fit_the_small_stem(state, file):
     torch.save(state, file)
-    with pytest.raises(ValueError, match=r"conv1\.weight has shape \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"(?s)size mismatch for conv1.weight"):
         ResNet18((3, 32, 32), stem="small", weights=str(file))
 
 
@@ -98,7 +98,7 @@ def test_a_clients_model_gives_its_encoder(prefix, beside, file):
     loaded = ResNet18((3, 32, 32), **small, weights=str(file))
     for name, value in source.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
-    with pytest.raises(ValueError, match=r"not those of ResNet18.* whose file is one of `pfl export` or"):
+    with pytest.raises(ValueError, match=r"(?s)not those of ResNet18.* whose file is one of `pfl export` or"):
         ResNet18((3, 32, 32), weights=str(file))
 
 
@@ -110,8 +110,8 @@ def test_old_files_count_no_batches(state, file):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"state_dict": {"a": 1}, "epoch": 3}, r"holds a dict of state_dict, epoch, \.\.\.\. Save network\.state_dict"),
-        ([1, 2], "holds a list. Save"),
+        ({"state_dict": {"a": 1}, "epoch": 3}, "something else than names with tensors: save network.state_dict"),
+        ([1, 2], "something else than names with tensors"),
         (torchvision.models.resnet.BasicBlock(4, 4), "cannot be read by torch.load"),
     ],
 )

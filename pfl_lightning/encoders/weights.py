@@ -1,10 +1,10 @@
-"""Adaptation of torchvision's networks to encoders: number of input channels, and weights from a local file."""
+"""Torchvision's networks as encoders: number of input channels and of features, and weights from a local file."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +42,6 @@ def feature_width(out_features: int | None, native: int) -> int:
     return width
 
 
-def remove_classifier(network: nn.Module) -> None:
-    """Replace the last layer ``fc`` of a torchvision network by the identity."""
-    network.fc = nn.Identity()
-
-
 def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> None:
     """Load a local file into a network, all but the classifiers: torchvision's state dict, or a client's model.
 
@@ -66,25 +61,27 @@ def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> 
         FileNotFoundError: If there is no such file.
         ValueError: If the file is no state dict, or one of another network; the first differences are named.
     """
-    encoder = type(network).__name__
-    read, own_state = _read(path, encoder, known_file), network.state_dict()
+    encoder, own = type(network).__name__, network.state_dict()
+    read = _read(Path(path).expanduser(), encoder, known_file)
     state = _encoder_of(read, first)
     # Of torchvision's file ``fc`` is its classifier, of a client's model the layer of features, where it has one.
-    shapes = [found["fc.weight"].shape for found in (state, own_state) if state is not read and "fc.weight" in found]
-    has_features = len(shapes) == 2 and shapes[0] == shapes[1]
-    left_out = CLASSIFIERS[1:] if has_features else CLASSIFIERS
+    shapes = [found["fc.weight"].shape for found in (state, own) if state is not read and "fc.weight" in found]
+    left_out = CLASSIFIERS[1:] if len(shapes) == 2 and shapes[0] == shapes[1] else CLASSIFIERS
     loaded = {name: value for name, value in state.items() if not name.startswith(left_out)}
-    own = {name: value for name, value in own_state.items() if not name.startswith(left_out)}
     if first in loaded and loaded[first].ndim == 4 and loaded[first].shape[1] == 3 and own[first].shape[1] == 1:
         loaded[first] = loaded[first].sum(dim=1, keepdim=True)
-    differences = _differences(own, loaded)
-    if differences:
+    try:
+        missing, unexpected = network.load_state_dict(loaded, strict=False)
+    except RuntimeError as error:  # of other shapes
+        wrong = str(error)
+    else:
+        kinds = {"missing": [name for name in missing if not name.startswith(left_out)], "unexpected": unexpected}
+        wrong = "; ".join(f"{', '.join(names[:3])} ({len(names)}) {kind}" for kind, names in kinds.items() if names)
+    if wrong:
         raise ValueError(
             f"the weights in {path} are not those of {encoder} for {own[first].shape[1]} channels with these "
-            f"arguments, whose file is one of `pfl export` or torchvision's {known_file} (for 3 channels or 1): "
-            f"{'; '.join(differences)}"
+            f"arguments, whose file is one of `pfl export` or torchvision's {known_file} (for 3 channels or 1): {wrong}"
         )
-    network.load_state_dict(loaded, strict=False)
 
 
 def _encoder_of(state: Mapping[str, Tensor], first: str) -> Mapping[str, Tensor]:
@@ -94,43 +91,20 @@ def _encoder_of(state: Mapping[str, Tensor], first: str) -> Mapping[str, Tensor]
     return state
 
 
-def _read(path: str, encoder: str, known_file: str) -> Mapping[str, Tensor]:
-    file = Path(path).expanduser()
+def _read(file: Path, encoder: str, known_file: str) -> Mapping[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(
             f"{encoder} expects its weights in {file}, where there is no file. Nothing is downloaded: put "
             f"torchvision's {known_file} or a model of `pfl export` there, or leave weights out for random initial "
             "weights"
         )
-    expected = f"{encoder} expects a state dict of torchvision such as {known_file}"
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{expected}; {file} cannot be read by torch.load(weights_only=True): {reason}") from error
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        names = ", ".join(str(name) for name in list(state)[:3]) if isinstance(state, Mapping) else ""
-        holds = f"a {type(state).__name__}" + (f" of {names}, ..." if names else "")
-        raise ValueError(f"{expected}, names with tensors; {file} holds {holds}. Save network.state_dict()")
+        state: Any = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise ValueError("it holds something else than names with tensors: save network.state_dict()")
+    except Exception as error:  # whatever a file that is none of torch's makes of it
+        raise ValueError(
+            f"{encoder} expects a state dict of torchvision such as {known_file}; {file} cannot be read by "
+            f"torch.load(weights_only=True): {error}"
+        ) from error
     return state
-
-
-def _differences(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> list[str]:
-    # Files from before torch 0.4.1 count no batches; torch sets the counters to 0.
-    missing = [name for name in own if name not in loaded and not name.endswith(".num_batches_tracked")]
-    shapes = [
-        f"{name} has shape {tuple(loaded[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in loaded and loaded[name].shape != value.shape
-    ]
-    kinds: list[tuple[str, Iterable[str]]] = [
-        ("missing", missing),
-        ("unexpected", [name for name in loaded if name not in own]),
-        ("misshapen", shapes),
-    ]
-    return [f"{_count(list(names))} {kind}" for kind, names in kinds if names]
-
-
-def _count(names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{shown} ({len(names)})"

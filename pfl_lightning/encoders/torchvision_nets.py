@@ -1,4 +1,4 @@
-"""ResNet-18 from torchvision, for large and small images, with the variants that federated papers use."""
+"""ResNet-18, ShuffleNet V2 and GoogLeNet from torchvision without their classifiers, as federated papers use them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torchvision.models.googlenet import GoogLeNet as TorchvisionGoogLeNet
 from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.shufflenetv2 import ShuffleNetV2 as TorchvisionShuffleNetV2
 
-from pfl_lightning.encoders._shapes import image_shape
-from pfl_lightning.encoders._torchvision import feature_width, for_channels, load_weights, remove_classifier
+from pfl_lightning.encoders.convolutional import image_shape
 from pfl_lightning.encoders.registry import register
+from pfl_lightning.encoders.weights import feature_width, for_channels, load_weights
 
-WEIGHTS_FILE = "resnet18-f37072fd.pth"
-POOLED = 512
+__all__ = ["GoogLeNet", "ResNet18", "ShuffleNetV2"]
+
+SMALLEST = 15
+"""Pixels; a smaller image has none left in GoogLeNet's third pooling."""
 
 
 # FedProto (AAAI 2022) varies the strides of its ResNet-18 between clients. The paper names no numbers; its published
@@ -76,16 +80,16 @@ class ResNet18(ResNet):
     ) -> None:
         channels, height, width = image_shape(input_shape, "ResNet18")
         _check(stem, layers, strides, stem_strides)
-        features = feature_width(out_features, POOLED)
+        features = feature_width(out_features, 512)
         super().__init__(BasicBlock, list(layers), num_classes=features)
         self.out_features = features
         if out_features is None:
-            remove_classifier(self)
+            self.fc = nn.Identity()
         self._set_stem(channels, stem, stem_strides)
         for stage, stride in zip((self.layer1, self.layer2, self.layer3, self.layer4), strides):
             _set_stride(stage, stride)
         if weights is not None:
-            load_weights(self, weights, "conv1.weight", WEIGHTS_FILE)
+            load_weights(self, weights, "conv1.weight", "resnet18-f37072fd.pth")
         # On a CPU, this layout trains large maps up to a tenth faster, the small ones of 32x32 images a little slower
         # (benchmarks/encoders.py); the values are the same up to rounding.
         if stem == "small" or max(height, width) > 32:
@@ -129,3 +133,100 @@ def _set_stride(stage: nn.Module, stride: int) -> None:
 def _initialize(convolution: nn.Conv2d) -> None:
     """Draw a convolution's weights as torchvision draws those of its ResNets."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+
+
+@register("shufflenet_v2")
+class ShuffleNetV2(TorchvisionShuffleNetV2):
+    """torchvision's ShuffleNet V2 x1.0 (Ma et al., ECCV 2018) with one linear layer to 512 features, as in FedClassAvg.
+
+    Batches of training need two samples at least where images leave one pixel (32x32 and less), for batch
+    normalization.
+
+    Args:
+        input_shape: (channels, height, width) of one sample.
+        out_features: Units of the linear layer; None for the 1,024 pooled features without it.
+        weights: A local file with torchvision's weights (``shufflenetv2_x1-5666bf0f80.pth``), or with a client's
+            model of the same network that ``pfl export`` wrote; None for random ones. Its classifier is not used. For
+            one-channel images the first filters are summed over the colors.
+
+    Shape:
+        (N, *input_shape) to (N, out_features).
+
+    Raises:
+        ValueError: If an argument is out of range, or ``weights`` are of another network.
+        FileNotFoundError: If there is no file ``weights``.
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, int, int], out_features: int | None = 512, weights: str | None = None
+    ) -> None:
+        channels, _, _ = image_shape(input_shape, "ShuffleNetV2")
+        width = feature_width(out_features, 1024)
+        # The width 1.0 of the paper: blocks of the stages; channels of the stem, the stages and the last convolution.
+        super().__init__([4, 8, 4], [24, 116, 232, 464, 1024], num_classes=width)
+        self.out_features = width
+        if out_features is None:
+            self.fc = nn.Identity()
+        first = self.conv1[0]
+        assert isinstance(first, nn.Conv2d)
+        self.conv1[0] = for_channels(first, channels)
+        if weights is not None:
+            load_weights(self, weights, "conv1.0.weight", "shufflenetv2_x1-5666bf0f80.pth")
+        # On a CPU, this layout trains about a quarter faster (benchmarks/encoders.py); same values up to rounding.
+        self.to(memory_format=torch.channels_last)
+
+
+@register("googlenet")
+class GoogLeNet(TorchvisionGoogLeNet):
+    """torchvision's GoogLeNet (Szegedy et al., CVPR 2015) with one linear layer to 512 features, as in FedClassAvg.
+
+    It has no auxiliary heads. The dropout of torchvision stays between the pooling and the linear layer. Initial
+    weights are torchvision's: normal with standard deviation 0.01. Batches of training need two samples at least where
+    images leave one pixel (32x32 and less), for batch normalization.
+
+    Args:
+        input_shape: (channels, height, width) of one sample, at least 15x15.
+        out_features: Units of the linear layer; None for the 1,024 pooled features without it.
+        transform_input: Whether to bring inputs with ImageNet's mean and standard deviation to the scale of the
+            network that ``weights`` come from, as torchvision does with its own weights; for three channels.
+        weights: A local file with torchvision's weights (``googlenet-1378be20.pth``), or with a client's
+            model of the same network that ``pfl export`` wrote; None for random ones. Its classifiers are not used. For
+            one-channel images the first filters are summed over the colors.
+
+    Shape:
+        (N, *input_shape) to (N, out_features).
+
+    Raises:
+        ValueError: If the image is too small, an argument is out of range, or ``weights`` are of another network.
+        FileNotFoundError: If there is no file ``weights``.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        out_features: int | None = 512,
+        transform_input: bool = False,
+        weights: str | None = None,
+    ) -> None:
+        channels, height, width = image_shape(input_shape, "GoogLeNet")
+        if min(height, width) < SMALLEST:
+            raise ValueError(
+                f"an input of shape {tuple(input_shape)} is too small for GoogLeNet: its pooling needs "
+                f"{SMALLEST} x {SMALLEST} pixels; use larger images or resnet18_small"
+            )
+        if transform_input and channels != 3:
+            raise ValueError(f"transform_input is for images of 3 channels, got {channels}; leave it out")
+        features = feature_width(out_features, 1024)
+        # Without weights of its own torchvision's default draws these and warns that the default will change.
+        super().__init__(num_classes=features, aux_logits=False, transform_input=transform_input, init_weights=True)
+        self.out_features = features
+        if out_features is None:
+            self.fc = nn.Identity()
+        first = for_channels(self.conv1.conv, channels)
+        if first is not self.conv1.conv:
+            nn.init.trunc_normal_(first.weight, std=0.01)
+            self.conv1.conv = first
+        if weights is not None:
+            load_weights(self, weights, "conv1.conv.weight", "googlenet-1378be20.pth")
+        # On a CPU, this layout trains about a quarter faster (benchmarks/encoders.py); same values up to rounding.
+        self.to(memory_format=torch.channels_last)
