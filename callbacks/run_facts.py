@@ -20,7 +20,7 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.runs.results import FORMAT
 
-__all__ = ["as_json", "counts", "evaluated", "method_arguments", "run_facts", "score_name"]
+__all__ = ["as_json", "constructor_parameters", "counts", "evaluated", "method_arguments", "run_facts", "score_name"]
 
 NOT_ARGUMENTS = {"self", "encoder", "num_classes", "head", "factory", "frozen"}
 """Parameters of a client's class that are no hyper-parameters, or whose values are modules."""
@@ -124,14 +124,14 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
         made = made.func
     unused = set() if client.step_module is client else OWN_TRAINING - given.keys()
     found: dict[str, Any] = {}
-    for name, default in sorted(_parameters(type(client)).items()):
+    for name, default in sorted(constructor_parameters(type(client)).items()):
         if name not in unused:  # None may stand for what the method has by itself, which the client then knows
             own = vars(client).get(name, None if name in given else default)
             found[name] = as_json(own if given.get(name) is None else given[name])
     return found
 
 
-def _parameters(made: type) -> dict[str, Any]:
+def constructor_parameters(made: type) -> dict[str, Any]:
     """Parameters of a class and, where it passes options on, of its bases, with their defaults."""
     found: dict[str, Any] = {}
     for base in made.__mro__:

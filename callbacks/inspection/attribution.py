@@ -10,18 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.probe import (
-    Probe,
-    ProbeSettings,
-    SplitName,
-    names_of_classes,
-    own_classes,
-    represent,
-)
+from pfl_lightning.callbacks.inspection.probe import ProbingCallback, names_of_classes, own_classes, represent
 from pfl_lightning.callbacks.inspection.recorder import Chart
-from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.federation import Federation
@@ -33,6 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Attribution", "UnitAttribution", "draw_attribution"]
+
+STEPS = 32
+"""Steps of the integral of the conductance."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class Attribution:
     conductance: Tensor
 
 
-class UnitAttribution(InspectionCallback):
+class UnitAttribution(ProbingCallback):
     """Ranks of the feature units by their conductance, for each client (FedClassAvg, section 5.3 and Figure 9).
 
     Of the inspected samples, the one that most clients classify correctly is used. For these clients, the layer
@@ -67,34 +61,16 @@ class UnitAttribution(InspectionCallback):
         clients: Greatest number of inspected clients.
         samples: Greatest number of samples of all clients together, in equal shares.
         part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
-        steps: Number of steps of the integral.
         dirpath: See :class:`InspectionCallback`.
 
     Raises:
         ConfigurationError: If an argument is out of range.
     """
 
-    _probe: Probe
-
-    def __init__(
-        self,
-        every_n_rounds: int = 10,
-        clients: int = 10,
-        samples: int = 50,
-        part: SplitName = "test",
-        steps: int = 32,
-        dirpath: str | None = None,
-    ) -> None:
-        super().__init__(every_n_rounds, dirpath)
-        self.settings = ProbeSettings(clients, samples, part)
-        check_at_least("steps", steps, 1)
-        self.steps = steps
-
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Reason if there is no trained head on features of one width, or no client has samples; else None."""
-        self._probe = Probe(federation, self.settings)
-        if self._probe.lacks is not None:
-            return self._probe.lacks
+        if lacks := super().unavailable(trainer, federation):
+            return lacks
         models = federation.clients.models
         widths = {width_of(model.encoder): label for model, label in zip(models, federation.clients.labels)}
         if len(widths) > 1:
@@ -106,10 +82,10 @@ class UnitAttribution(InspectionCallback):
         )
         if models[0].evaluation != "classifier" or otherwise:
             return f"{federation.method_name} does not classify by a head on the features"
-        inputs, _ = self._probe.samples(federation, self._probe.clients[0])
+        inputs, _ = self.probe.samples(federation, self.probe.clients[0])
         if not inputs.is_floating_point():
             return "inputs are whole numbers, between which there is no line to integrate along"
-        return self._probe.lacks_common(federation)
+        return self.probe.lacks_common(federation)
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
         """Chart of the rank correlation."""
@@ -132,9 +108,9 @@ class UnitAttribution(InspectionCallback):
 
     def attribute(self, federation: Federation) -> Attribution | None:
         """Attribution of the sample that most clients classify correctly; ``None`` if no sample is."""
-        inputs, labels = self._probe.common_samples(federation, self.settings.samples)
+        inputs, labels = self.probe.common_samples(federation, self.settings.samples)
         correct: dict[int, Tensor] = {}
-        for client, model in federation.client_models(self._probe.clients):
+        for client, model in federation.client_models(self.probe.clients):
             correct[client] = self._correct(federation, client, model, inputs, labels)
         votes = torch.stack(list(correct.values())).sum(dim=0)
         sample = int(votes.argmax())  # the first of equal ones
@@ -150,7 +126,7 @@ class UnitAttribution(InspectionCallback):
                 precision.forward_context(),
             ):
                 y = own_classes(federation, client, label)
-                units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, self.steps)
+                units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, STEPS)
             rows.append(units[0].float().cpu())
         return Attribution(int(label), tuple(clients), torch.stack(rows))
 

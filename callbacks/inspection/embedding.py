@@ -13,11 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import colors, new_figure
-from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, Representations, SplitName, names_of_classes
-from pfl_lightning.checks import check_number
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.callbacks.inspection.probe import ProbingCallback, Representations, names_of_classes
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.architectures import width_of
@@ -49,7 +46,7 @@ class Points:
     clients: NDArray[np.int64]
 
 
-class FeatureEmbedding(InspectionCallback):
+class FeatureEmbedding(ProbingCallback):
     """Features of some clients' samples by their own models: t-SNE figures, and the Embedding Projector.
 
     A figure ``features/<representation>`` has the same points twice, colored by class and by client. DualFed has two
@@ -62,70 +59,33 @@ class FeatureEmbedding(InspectionCallback):
         clients: Greatest number of inspected clients.
         samples: Greatest number of samples of each client.
         part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
-        perplexity: Perplexity of the t-SNE; ``None`` is 30, or a third of the points if there are few.
-        projector: Whether the projector's files are written.
         dirpath: See :class:`InspectionCallback`.
 
     Raises:
         ConfigurationError: If an argument is out of range.
     """
 
-    _probe: Probe
-
-    def __init__(
-        self,
-        every_n_rounds: int = 10,
-        clients: int = 10,
-        samples: int = 50,
-        part: SplitName = "test",
-        perplexity: float | None = None,
-        projector: bool = True,
-        dirpath: str | None = None,
-    ) -> None:
-        super().__init__(every_n_rounds, dirpath)
-        self.settings = ProbeSettings(clients, samples, part)
-        if perplexity is not None:
-            check_number("perplexity", perplexity, least=1.0)
-        self.perplexity, self.projector = perplexity, projector
-
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """Reason if the clients have no samples, or too few for a t-SNE; else None.
-
-        Raises:
-            ConfigurationError: If the perplexity is too large for the samples.
-        """
-        self._probe = Probe(federation, self.settings)
-        if self._probe.lacks is not None:
-            return self._probe.lacks
+        """Reason if the clients have no samples, or too few for a t-SNE; else None."""
+        if lacks := super().unavailable(trainer, federation):
+            return lacks
         points: dict[int, int] = {}
-        for client in self._probe.clients:
+        for client in self.probe.clients:
             width = width_of(federation.clients.model_of(client).encoder)
-            points[width] = points.get(width, 0) + self._probe.size(federation, client)
-        fewest = min(points.values())
-        if self.perplexity is not None and self.perplexity >= fewest:
-            raise ConfigurationError(
-                f"FeatureEmbedding: perplexity {self.perplexity:g} needs more samples than that, there are {fewest} "
-                f"(of {len(self._probe.clients)} clients, at most {self.settings.samples} each"
-                f"{', those of one width of features' if len(points) > 1 else ''}); lower it, raise clients or "
-                "samples, or leave it out"
-            )
-        if max(points.values()) < FEWEST:
-            return f"there are {max(points.values())} samples, a t-SNE takes at least {FEWEST}"
-        return None
+            points[width] = points.get(width, 0) + self.probe.size(federation, client)
+        most = max(points.values())
+        return f"there are {most} samples, a t-SNE takes at least {FEWEST}" if most < FEWEST else None
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw the figures and write the projector's files."""
         class_names = names_of_classes(federation)
-        for points in gather_points(self._probe.representations(federation)):
+        for points in gather_points(self.probe.representations(federation)):
             if len(points.values) < FEWEST:
                 continue
-            # A client may have been left out since the perplexity was checked.
-            perplexity = self.perplexity if (self.perplexity or 0) < len(points.values) else None
-            plane = tsne(points.values, perplexity, derive_seed(federation.seed, Purpose.TSNE))
+            plane = tsne(points.values, derive_seed(federation.seed, Purpose.TSNE))
             figure = draw_points(points, plane, class_names, f"{points.name}, round {round + 1}")
             self.recorder.figure(f"features/{points.name}", figure, round)
-            if self.projector:
-                self._project(federation, points, class_names, round)
+            self._project(federation, points, class_names, round)
 
     def _project(self, federation: Federation, points: Points, class_names: Sequence[str], round: int) -> None:
         clients = federation.clients
@@ -134,7 +94,7 @@ class FeatureEmbedding(InspectionCallback):
             for label, client in zip(points.labels.tolist(), points.clients.tolist(), strict=True)
         ]
         shown = dict.fromkeys(points.clients.tolist())
-        small = [thumbnails(self._probe.samples(federation, client)[0]) for client in shown]
+        small = [thumbnails(self.probe.samples(federation, client)[0]) for client in shown]
         images = [own for own in small if own is not None]
         of_one_size = len({own.shape[1:] for own in images}) == 1
         pictures = torch.cat(images) if of_one_size else None
@@ -170,12 +130,13 @@ def gather_points(found: Iterable[Representations]) -> list[Points]:
     ]
 
 
-def tsne(values: Tensor, perplexity: float | None, seed: int) -> NDArray[np.float64]:
+def tsne(values: Tensor, seed: int) -> NDArray[np.float64]:
     """Two-dimensional t-SNE of points, after a projection on their first 50 principal components.
+
+    Its perplexity is 30, or a third of the other points if that is less.
 
     Args:
         values: At least four points, shape (n, d).
-        perplexity: Perplexity; ``None`` is 30, or a third of the other points if that is less.
         seed: Seed of the optimization.
 
     Returns:
@@ -189,8 +150,7 @@ def tsne(values: Tensor, perplexity: float | None, seed: int) -> NDArray[np.floa
     points = values.double().numpy()
     if width > COMPONENTS and count > COMPONENTS:
         points = PCA(COMPONENTS, random_state=state).fit_transform(points)
-    if perplexity is None:
-        perplexity = min(USUAL_PERPLEXITY, (count - 1) / 3)
+    perplexity = min(USUAL_PERPLEXITY, (count - 1) / 3)
     # If all points coincide, principal components have no scale to start from.
     start: Any = "pca" if float(np.ptp(points, axis=0).max()) > 0 and points.shape[1] > 1 else "random"
     found: NDArray[np.float64] = TSNE(perplexity=perplexity, init=start, random_state=state).fit_transform(points)

@@ -19,10 +19,9 @@ from pfl_lightning.callbacks.inspection.over_clients import (
     LossComponents,
     PartitionPicture,
 )
-from pfl_lightning.callbacks.inspection.probe import ProbeSettings, SplitName
+from pfl_lightning.callbacks.inspection.probe import SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
-from pfl_lightning.checks import check_at_least
 
 __all__ = ["Inspection"]
 
@@ -63,8 +62,7 @@ class Inspection(L.Callback):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        check_at_least("inspect.every_n_rounds", self.every_n_rounds, 1)
-        ProbeSettings(self.clients, self.samples, self.part)
+        self.callbacks()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Add the callbacks behind this one, before anything but a prediction."""
@@ -94,7 +92,7 @@ class Inspection(L.Callback):
             Communication(every, self.dirpath),
             CombinationWeights(every, self.dirpath),
             FeatureEmbedding(every, *probe, dirpath=self.dirpath),
-            RepresentationMeasures(every, self.clients, self.samples, part=self.part, dirpath=self.dirpath),
+            RepresentationMeasures(every, *probe, dirpath=self.dirpath),
             UnitAttribution(every, *probe, dirpath=self.dirpath),
         ]
         for callback in found:

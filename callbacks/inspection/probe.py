@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
 from pfl_lightning.datamodules.adapters.item_source import Fetch
@@ -21,7 +23,8 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
-__all__ = ["Probe", "ProbeSettings", "Representations", "SplitName", "names_of_classes", "own_classes", "represent"]
+__all__ = ["Probe", "ProbeSettings", "ProbingCallback", "Representations", "SplitName", "names_of_classes"]
+__all__ += ["own_classes", "represent"]
 
 SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
@@ -51,6 +54,39 @@ class ProbeSettings:
                 raise ConfigurationError(f"{name} to inspect must be a number of at least 1, got {value!r}")
         if self.part not in ("train", "validation", "test"):
             raise ConfigurationError(f"part must be 'train', 'validation' or 'test', got {self.part!r}")
+
+
+class ProbingCallback(InspectionCallback):
+    """Base of the callbacks that inspect samples of some clients.
+
+    Args:
+        every_n_rounds: Rounds between two figures.
+        clients: Greatest number of inspected clients.
+        samples: Greatest number of samples of each client.
+        part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
+        dirpath: See :class:`InspectionCallback`.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+    """
+
+    probe: Probe
+
+    def __init__(
+        self,
+        every_n_rounds: int = 10,
+        clients: int = 10,
+        samples: int = 50,
+        part: SplitName = "test",
+        dirpath: str | None = None,
+    ) -> None:
+        super().__init__(every_n_rounds, dirpath)
+        self.settings = ProbeSettings(clients, samples, part)
+
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """Draw clients and samples; the reason if there are none."""
+        self.probe = Probe(federation, self.settings)
+        return self.probe.lacks
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.figures import new_figure, render
-from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.state.files import replace_file
+from pfl_lightning.state.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +72,7 @@ class Recorder:
         dirpath: Folder of the files; ``None`` is ``inspection`` in the run's folder.
 
     Raises:
-        ConfigurationError: If the folder cannot be created.
+        OSError: If the folder cannot be created.
     """
 
     def __init__(self, trainer: L.Trainer, dirpath: str | None = None) -> None:
@@ -83,7 +81,7 @@ class Recorder:
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
         self._logged: set[str] = set()
         if dirpath is not None and not self.silent:
-            self._check_folder()
+            make_folder(self.folder, "dirpath")
 
     def _boards(self) -> Iterator[Any]:
         """Yield the ``SummaryWriter`` of each TensorBoardLogger."""
@@ -183,16 +181,6 @@ class Recorder:
     def _file(self, name: str, what: str) -> AbstractContextManager[Path]:
         self._log_once(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")
         return replace_file(self.folder / name)
-
-    def _check_folder(self) -> None:
-        """Refuse a folder that cannot be created before the first round; it is created with its first file."""
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            reason = "cannot be written to" if there.is_dir() else "is not a folder"
-            raise ConfigurationError(
-                f"the folder {self.folder} for inspection figures cannot be created, since {there} {reason}: "
-                "give another dirpath"
-            )
 
     def _log_once(self, key: str, line: str) -> None:
         if key not in self._logged:

@@ -6,18 +6,19 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
-from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import client_map
-from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings, SplitName
+from pfl_lightning.callbacks.inspection.probe import ProbingCallback
 from pfl_lightning.callbacks.inspection.recorder import Chart
-from pfl_lightning.checks import check_at_least
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
 
 __all__ = ["RepresentationMeasures"]
 
+COMMON = 200
+"""Greatest number of samples that all clients share, for CKA."""
 
-class RepresentationMeasures(InspectionCallback):
+
+class RepresentationMeasures(ProbingCallback):
     """Class separation and similarity between clients of every representation (DualFed, Figures 5 and 6).
 
     ``separation/<representation>`` is the mean over clients of the class separation of their own samples
@@ -27,12 +28,13 @@ class RepresentationMeasures(InspectionCallback):
     ``cka_matrix/<representation>`` is a heat map of the pairs. DualFed has two representations, ``pre_projection`` and
     ``post_projection``, the others ``features``. Clients may have encoders of different widths.
 
+    CKA is biased upwards with fewer samples than units of a representation: 200 samples are shared, where there are so
+    many.
+
     Args:
         every_n_rounds: Rounds between two measurements.
         clients: Greatest number of inspected clients.
         samples: Greatest number of samples of each client.
-        common: Greatest number of these samples that all clients share, for CKA. CKA is biased upwards with fewer
-            samples than units of a representation.
         part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
         dirpath: See :class:`InspectionCallback`.
 
@@ -40,25 +42,9 @@ class RepresentationMeasures(InspectionCallback):
         ConfigurationError: If an argument is out of range.
     """
 
-    _probe: Probe
-
-    def __init__(
-        self,
-        every_n_rounds: int = 10,
-        clients: int = 10,
-        samples: int = 50,
-        common: int = 200,
-        part: SplitName = "test",
-        dirpath: str | None = None,
-    ) -> None:
-        super().__init__(every_n_rounds, dirpath)
-        self.settings, self.common = ProbeSettings(clients, samples, part), common
-        check_at_least("common", common, 2)
-
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Reason if no client has samples; else None."""
-        self._probe = Probe(federation, self.settings)
-        return self._probe.lacks or self._probe.lacks_common(federation)
+        return super().unavailable(trainer, federation) or self.probe.lacks_common(federation)
 
     def charts(self, federation: Federation) -> tuple[Chart, ...]:
         """Charts of both measures of every representation."""
@@ -70,11 +56,11 @@ class RepresentationMeasures(InspectionCallback):
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log both measures and the heat maps of CKA."""
         separations: dict[str, list[float]] = {}
-        for own in self._probe.representations(federation):
+        for own in self.probe.representations(federation):
             for name, values in own.by_name.items():
                 separations.setdefault(name, []).append(class_separation(values, own.labels))
         common: dict[str, dict[int, Tensor]] = {}
-        for own in self._probe.representations(federation, self.common):
+        for own in self.probe.representations(federation, COMMON):
             for name, values in own.by_name.items():
                 common.setdefault(name, {})[own.client] = values
         found = {f"separation/{name}": _mean(values) for name, values in separations.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import lightning as L
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.callbacks.run_facts import constructor_parameters
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 
@@ -101,15 +101,12 @@ def constructor_values(one: object) -> dict[str, Setting]:
         {'num_clients': 20, 'alpha': 0.1, 'samples_per_client': 'null', 'min_samples': 5, 'seed': 0}
     """
     found: dict[str, Setting] = {}
-    for base in type(one).__mro__:
-        if "__init__" not in vars(base) or base in (object, L.LightningModule, L.LightningDataModule):
-            continue
-        for name in inspect.signature(base.__init__).parameters:  # type: ignore[misc]
-            value = vars(one).get(name, found)  # a module's submodules are elsewhere
-            if value is None:
-                found.setdefault(name, "null")
-            elif isinstance(value, bool | int | float | str):
-                found.setdefault(name, value)
-            elif isinstance(value, list | tuple) and all(isinstance(v, bool | int | float | str) for v in value):
-                found.setdefault(name, str(list(value)))
+    for name in constructor_parameters(type(one)):
+        value = vars(one).get(name, one)  # a module's submodules are elsewhere
+        if value is None:
+            found[name] = "null"
+        elif isinstance(value, bool | int | float | str):
+            found[name] = value
+        elif isinstance(value, list | tuple) and all(isinstance(v, bool | int | float | str) for v in value):
+            found[name] = str(list(value))
     return found

@@ -74,7 +74,7 @@ class ConvolutionalEncoder(nn.Module):
         if min(height, width) < 1:
             raise ValueError(
                 f"an input of shape {tuple(input_shape)} is too small for {name} with {len(convolutions)} "
-                f"convolutions: they leave {height} x {width} pixels; use larger images, or fewer or smaller convolutions"
+                f"convolutions: they leave {height} x {width} pixels; use larger images or fewer convolutions"
             )
         # On a CPU, pooling and convolution of this layout take half the time; the values are the same up to rounding.
         self.convolutions = nn.Sequential(*layers).to(memory_format=torch.channels_last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -24,6 +25,7 @@ from pfl_lightning.state.files import replace_file
 
 __all__ = [
     "DATA",
+    "NEAREST",
     "Change",
     "Distance",
     "Scope",
@@ -139,24 +141,10 @@ def _knows(options: Mapping[str, Any], path: str) -> bool:
     return any(is_below(path, one) or is_below(one, path) for one in options)
 
 
-@dataclass(frozen=True, order=True)
-class Distance:
-    """How far a run's config is from another, most important first.
+Distance = tuple[float, int, bool]
+"""Most important first: differing options that make it another run, those of the Trainer, another root of the data."""
 
-    Attributes:
-        core: Differing options without which it is another run.
-        trainer: Those of the Trainer.
-        root: Whether the data lies in another folder: moved, or other data.
-    """
-
-    core: int = 0
-    trainer: int = 0
-    root: bool = False
-
-    @property
-    def makes_another_run(self) -> bool:
-        """Whether more than the place of the data differs."""
-        return (self.core, self.trainer) != (0, 0)
+NEAREST: Distance = (0, 0, False)
 
 
 def distance(run: Path, config: Mapping[str, Any]) -> Distance:
@@ -166,14 +154,13 @@ def distance(run: Path, config: Mapping[str, Any]) -> Distance:
     same folder is nearer.
     The nearer one counts of the config that the run began with and the one that it was resumed with last.
     """
-    found = []
+    found: list[Distance] = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
         changes = diff(saved, config, Scope.RUN)
         what = [change.option for change in changes if not change.of_execution]
         core, trainer = (sum(is_below(option, *group) for option in what) for group in (CORE, ("trainer",)))
-        root = any(change.option == ROOT for change in changes)
-        found.append(Distance(core, trainer, root) if saved else Distance(10**6))
+        found.append((core if saved else math.inf, trainer, any(change.option == ROOT for change in changes)))
     return min(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -12,7 +13,7 @@ from typing import Any
 
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.names import did_you_mean
-from pfl_lightning.runs.changes import Distance, Scope, check_seed, diff, distance, evaluated_otherwise, in_words
+from pfl_lightning.runs.changes import NEAREST, Scope, check_seed, diff, distance, evaluated_otherwise, in_words
 from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
@@ -28,6 +29,10 @@ __all__ = [
     "runs_below",
     "study_place",
 ]
+
+
+LOGS = ("events.out.tfevents.", "hparams.yaml")
+"""What a logger has made for a run that was refused, and that goes with its folder."""
 
 
 @dataclass(frozen=True)
@@ -83,35 +88,40 @@ class RunFolder:
                 raise UsageError(f"--ckpt_path: there is no file {wanted}{meant}")
             return Path(wanted)
         versions = self.versions()[::-1]
-        apart = {version: Distance() if config is None else distance(version, config) for version in versions}
+        apart = {version: NEAREST if config is None else distance(version, config) for version in versions}
         versions.sort(key=lambda version: apart[version])  # the newest first of those that are as near
-        for version in versions:
-            last = last_checkpoint(version)
-            found = last if wanted == "last" else _best_next_to(last)
-            if found is not None and found.is_file():
-                if version != versions[0]:
-                    warnings.warn(
-                        f"--ckpt_path {wanted}: {versions[0]} has no such checkpoint; taking {found}", stacklevel=2
-                    )
-                core = apart[version].core
-                others = [other for other in versions if other != version and (core or apart[other].core == core)]
-                if config is not None and apart[version].makes_another_run and others:
-                    different = in_words(diff(read_config(newest_config(version)), config, Scope.RUN))
-                    warnings.warn(
-                        f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
-                        f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",
-                        stacklevel=2,
-                    )
-                return found
-        if wanted == "best" and any((last_checkpoint(version)).is_file() for version in versions):
+        found = {version: path for version in versions if (path := _checkpoint(version, wanted)) is not None}
+        if not found:
+            lasts = wanted == "best" and any(last_checkpoint(version).is_file() for version in versions)
             raise CheckpointError(
                 f"--ckpt_path best: no run in {self.base} has a best round, which is chosen on the clients' validation "
                 "parts (data.init_args.validation_share); take --ckpt_path last"
+                if lasts
+                else f"--ckpt_path {wanted}: no checkpoint in {self.base}/version_*/checkpoints; "
+                "run `pfl fit` with the same --run_dir first, or give the path of a checkpoint"
             )
-        raise CheckpointError(
-            f"--ckpt_path {wanted}: no checkpoint in {self.base}/version_*/checkpoints; "
-            "run `pfl fit` with the same --run_dir first, or give the path of a checkpoint"
-        )
+        version = next(iter(found))
+        if version != versions[0]:
+            warnings.warn(
+                f"--ckpt_path {wanted}: {versions[0]} has no such checkpoint; taking {found[version]}", stacklevel=2
+            )
+        core, trainer, _ = apart[version]
+        others = [other for other in versions if other != version and (core or apart[other][0] == core)]
+        if config is not None and (core or trainer) and others:
+            different = in_words(diff(read_config(newest_config(version)), config, Scope.RUN))
+            warnings.warn(
+                f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
+                f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",
+                stacklevel=2,
+            )
+        return found[version]
+
+
+def _checkpoint(run: Path, wanted: str) -> Path | None:
+    """The file of a run's last round, or of its best one, if there is one."""
+    last = last_checkpoint(run)
+    path = last if wanted == "last" else _best_next_to(last)
+    return path if path is not None and path.is_file() else None
 
 
 def of_a_run(checkpoint: Path) -> Path | None:
@@ -176,20 +186,11 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
                 _remove_half_written(folder)
             yield folder
     finally:
-        if known is None and folder is not None:
-            with suppress(OSError):  # not empty
-                _remove_empty_logs(folder)
-                folder.rmdir()
-                if first:
+        if known is None and folder is not None and all(path.name.startswith(LOGS) for path in folder.glob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if first:
+                with suppress(OSError):  # not empty
                     runs.base.rmdir()
-
-
-def _remove_empty_logs(folder: Path) -> None:
-    """Remove what a logger has made for a run that was refused, where there is nothing else."""
-    logs = [*folder.glob("events.out.tfevents.*"), *folder.glob("hparams.yaml")]
-    if set(folder.iterdir()) == set(logs):
-        for path in logs:
-            path.unlink()
 
 
 def _remove_half_written(folder: Path) -> None:

@@ -7,9 +7,9 @@ import socket
 import stat
 import time
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 from weakref import WeakSet
 
 from pfl_lightning.errors import FederationError, RunLockedError
@@ -51,19 +51,20 @@ class RunLock:
 
     def __init__(self, folder: str | Path) -> None:
         self._path = Path(folder) / LOCK_NAME
-        self._descriptor: int | None = None
-        if fcntl is None:
-            self._warn("this system has no flock")
-            return
+        self._descriptor: Any = None  # of the open file, a number
         self._acquire()
         HELD.add(self)
 
     def _acquire(self) -> None:
-        while self._descriptor is None:
-            self._descriptor = self._lock()
-            if self._descriptor is not None and not self._is_current(self._descriptor):
-                self._close()  # whoever held it has removed the file in between
-            elif self._descriptor is None:
+        while not self._is_current():  # whoever held the file may have removed it in between
+            self.close()
+            self._descriptor = self._open()
+            if reason := self._cannot_lock():
+                self.release()
+                warnings.warn(
+                    f"{self._path.parent} cannot be locked ({reason}): see that no other process trains the same run",
+                    stacklevel=4,
+                )
                 return
         try:
             os.ftruncate(self._descriptor, 0)
@@ -72,24 +73,22 @@ class RunLock:
             self.release()
             raise
 
-    def _lock(self) -> int | None:
-        """Descriptor of the locked file; ``None`` where the file system has no locks."""
-        descriptor = self._open()
+    def _cannot_lock(self) -> str:
+        """Lock the open file; the reason where the file system has no locks."""
+        if fcntl is None:
+            return "this system has no flock"
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
+            holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
+            self.close()
             raise RunLockedError(
                 f"the run {self._path.parent} is being trained by {holder}: wait until it ends, or stop it, before you "
                 "go on with it, or let this one write to another folder (pfl fit without --ckpt_path does)"
             ) from error
         except OSError as error:
-            os.close(descriptor)
-            self._path.unlink(missing_ok=True)
-            self._warn(error.strerror or str(error))
-            return None
-        return descriptor
+            return error.strerror or str(error)
+        return ""
 
     def keep(self) -> None:
         """Lock the folder again if it, or the file, was removed meanwhile.
@@ -97,43 +96,29 @@ class RunLock:
         Raises:
             RunLockedError: Another process has locked it since.
         """
-        if self._descriptor is None or self._is_current(self._descriptor):
-            return
-        self._close()
-        folder = self._path.parent
-        if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            warnings.warn(
-                f"{folder} was removed while its run is trained, and has been made again: its earlier checkpoints, "
-                "config.yaml and partition.npz are gone",
-                stacklevel=3,
-            )
-        self._acquire()
+        if self._descriptor is not None and not self._is_current():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._acquire()
 
     def _open(self) -> int:
         """Descriptor of the file, which is overwritten; never that of a file elsewhere to which it leads."""
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            if not self._path.is_symlink():
-                raise
-            raise self._refused(f"a symbolic link to {os.readlink(self._path)}") from error
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
-            return descriptor
-        os.close(descriptor)
-        raise self._refused(f"one of {found.st_nlink} names of a file" if stat.S_ISREG(found.st_mode) else "no file")
-
-    def _refused(self, what: str) -> FederationError:
-        return FederationError(
-            f"{self._path} is {what}: expected a file of its own, which a run overwrites and removes. Nothing was "
-            "changed; remove it"
+        with suppress(OSError) if self._path.is_symlink() else nullcontext():
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+                return descriptor
+            os.close(descriptor)
+        raise FederationError(
+            f"{self._path} is a link to another file, or no file: expected a file of its own, which a run overwrites "
+            "and removes. Nothing was changed; remove it"
         )
 
-    def _is_current(self, descriptor: int) -> bool:
+    def _is_current(self) -> bool:
+        if self._descriptor is None:
+            return False
         try:
-            return os.path.samestat(os.fstat(descriptor), os.lstat(self._path))
-        except FileNotFoundError:
+            return os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path))
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     @property
@@ -141,20 +126,15 @@ class RunLock:
         """Whether there is a lock: some file systems have none."""
         return self._descriptor is not None
 
-    def _warn(self, reason: str) -> None:
-        warnings.warn(
-            f"{self._path.parent} cannot be locked ({reason}): see that no other process trains the same run",
-            stacklevel=4,
-        )
-
     def release(self) -> None:
         """Remove the file and drop the lock; nothing happens the second time."""
         if self._descriptor is not None:
             with suppress(OSError):  # the folder may be gone; an error that ends the run must be seen, not this one
                 self._path.unlink()  # before the lock is dropped: nobody else's file
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Drop the lock, and leave the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -162,9 +142,7 @@ class RunLock:
     def __enter__(self) -> RunLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -203,7 +181,7 @@ def _locks(folder: str | Path) -> list[RunLock]:
 def _forget_in_child() -> None:
     """A forked process, such as a data loader's worker, would keep the lock after its parent has been killed."""
     for lock in HELD:
-        lock._close()
+        lock.close()
 
 
 if hasattr(os, "register_at_fork"):

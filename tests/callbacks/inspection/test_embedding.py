@@ -14,7 +14,6 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from pfl_lightning.callbacks import FeatureEmbedding
 from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, thumbnails, tsne
 from pfl_lightning.callbacks.inspection.figures import render
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DualFed, FedPer, LocalOnly
 
 QUICK = partial(FedPer, epochs=1)
@@ -31,13 +30,12 @@ def table(path):
 
 
 def test_pictures_of_both_representations_of_dualfed(tmp_path):
-    run(for_toy(DualFed, epochs=1), 2, callbacks=[FeatureEmbedding(10, projector=False)], logger=board(tmp_path))
+    run(for_toy(DualFed, epochs=1), 2, callbacks=[FeatureEmbedding(10)], logger=board(tmp_path))
     found = events(tmp_path)
     assert sorted(found.Tags()["images"]) == ["features/post_projection", "features/pre_projection"]
     for tag in found.Tags()["images"]:
         assert rounds(found, tag) == [0, 1]
         assert_drawn(picture(found, tag, 1))
-    assert not (tmp_path / "version_0" / "projector_config.pbtxt").exists()
 
 
 def test_the_projector_has_the_features_of_each_round_with_class_client_and_encoder(tmp_path):
@@ -89,28 +87,6 @@ def test_without_tensorboard_there_is_no_projector(tmp_path, caplog):
     assert caplog.text.count("the Embedding Projector is skipped") == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"perplexity": 40},
-            r"perplexity 40 needs more samples than that, there are 40 \(of 5 clients, at most 50 each",
-        ),
-        ({"perplexity": 30, "clients": 2}, r"there are 16 \(of 2 clients"),
-        ({"perplexity": 9, "samples": 1}, r"there are 5 \(of 5 clients, at most 1 each\)"),
-    ],
-)
-def test_a_perplexity_larger_than_the_samples_is_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        run(QUICK, callbacks=[FeatureEmbedding(1, **options)])
-
-
-@pytest.mark.parametrize("perplexity", [0, -1, float("nan")])
-def test_a_perplexity_without_meaning_is_refused(perplexity):
-    with pytest.raises(ValueError, match="perplexity must be a finite number of at least 1"):
-        FeatureEmbedding(perplexity=perplexity)
-
-
 def test_too_few_samples_are_named():
     with pytest.warns(UserWarning, match="there are 3 samples, a t-SNE takes at least 4"):
         run(QUICK, callbacks=[FeatureEmbedding(1, clients=3, samples=1)])
@@ -124,16 +100,16 @@ def test_neighbors_stay_neighbors(width):
     torch.manual_seed(0)
     cluster = torch.arange(60) % 3
     points = 20 * torch.randn(3, width)[cluster] + torch.randn(60, width)
-    plane = tsne(points, None, seed=7)
+    plane = tsne(points, seed=7)
     assert plane.shape == (60, 2)
     distances = np.linalg.norm(plane[:, None] - plane[None], axis=2) + 1e9 * np.eye(60)
     assert (cluster.numpy()[distances.argmin(axis=1)] == cluster.numpy()).all()
-    assert (tsne(points, None, seed=7) == plane).all()
+    assert (tsne(points, seed=7) == plane).all()
 
 
 @pytest.mark.parametrize("points", [torch.ones(6, 3), torch.randn(4, 5), torch.randn(9, 1)])
 def test_odd_points_have_a_place(points):
-    assert np.isfinite(tsne(points, None, seed=0)).all()
+    assert np.isfinite(tsne(points, seed=0)).all()
 
 
 def test_points_are_coloured_by_class_and_by_client():

@@ -184,7 +184,7 @@ def test_a_fit_that_goes_on_from_a_checkpoint_shows_what_the_uninterrupted_one_d
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"every_n_rounds": 0}, "every_n_rounds must be at least 1"), ({"clients": 0}, "clients to inspect must be")],
+    [({"every_n_rounds": 0}, "every_n_rounds must be"), ({"clients": 0}, "clients to inspect must be")],
 )
 def test_settings_without_meaning_are_refused(options, message):
     with pytest.raises((ConfigurationError, ValueError), match=message):

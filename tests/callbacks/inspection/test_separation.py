@@ -65,8 +65,3 @@ def test_without_samples_it_says_so(tmp_path):
     with pytest.warns(UserWarning, match="RepresentationMeasures shows nothing: no client has samples in its valid"):
         run(partial(FedPer, epochs=1), callbacks=[callback], **options)
     assert not events(tmp_path).Tags()["images"]
-
-
-def test_one_common_sample_has_no_alignment():
-    with pytest.raises(ValueError, match="common must be at least 2, got 1"):
-        RepresentationMeasures(common=1)
