@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork
 
@@ -48,11 +47,11 @@ class BYOL(Objective):
         squared_distances: bool = False,
     ) -> None:
         super().__init__(encoder, hidden, out)
-        self.projector = _head(self.in_features, hidden, out, batch_norm)
-        self.predictor = _head(out, hidden, out, batch_norm)
+        self.projector = _head(self.heads, self.in_features, hidden, out, batch_norm)
+        self.predictor = _head(self.heads, out, hidden, out, batch_norm)
         self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
         self.squared_distances = squared_distances
-        self.negative_cosine = _lightly.losses("BYOL").NegativeCosineSimilarity()
+        self.negative_cosine = self.losses.NegativeCosineSimilarity()
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
         """Start the target network."""
@@ -76,9 +75,9 @@ class BYOL(Objective):
         return 4 + 2 * cosines if self.squared_distances else 0.5 * cosines
 
 
-def _head(width: int, hidden: int, out: int, batch_norm: bool) -> nn.Module:
+def _head(heads: Any, width: int, hidden: int, out: int, batch_norm: bool) -> nn.Module:
     """Linear - BN - ReLU - Linear: lightly's ``BYOLProjectionHead``, with batch normalization or without."""
     norm = nn.BatchNorm1d(hidden) if batch_norm else None
     blocks = [(width, hidden, norm, nn.ReLU()), (hidden, out, None, None)]
-    head: nn.Module = _lightly.heads("BYOL").ProjectionHead(blocks)
+    head: nn.Module = heads.ProjectionHead(blocks)
     return head

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 from pfl_lightning.self_supervised.target import TargetNetwork
 
@@ -25,8 +24,8 @@ class MoCoV2(Objective):
     """MoCo v2: a query (first view) is closer to its key (second view, target network) than to a bank of earlier keys.
 
     Source: X. Chen, H. Fan, R. Girshick and K. He, Improved Baselines with Momentum Contrastive Learning, 2020. The
-    loss is that of the paper, in one direction; ``symmetric`` adds the other. The encoder sees the second view as
-    well, for methods that use the encodings of both.
+    loss is that of the paper, in one direction. The encoder sees the second view as well, for methods that use the
+    encodings of both.
 
     At the start of every fit the bank is filled with random directions, so that no client keeps the keys of an old
     encoder. It must not be larger than the client's data: it would then always hold other views of the batch's samples.
@@ -40,8 +39,6 @@ class MoCoV2(Objective):
         temperature: Temperature of the contrastive loss.
         bank: Number of keys in the memory bank. (The paper has 65536, for one large data set.)
         momentum: Momentum of the target network, in [0, 1].
-        symmetric: Whether each view is the query once; the bank then stores the keys of both.
-        keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
     """
 
     bank: Tensor
@@ -55,15 +52,13 @@ class MoCoV2(Objective):
         temperature: float = 0.2,
         bank: int = 256,
         momentum: float = 0.99,
-        symmetric: bool = False,
-        keep_target: bool = False,
     ) -> None:
         super().__init__(encoder, hidden, out)
         check_number("temperature", temperature, strict=True)
         check_at_least("bank", bank, 1)
-        self.temperature, self.symmetric = temperature, symmetric
-        self.projector = _lightly.heads("MoCoV2").MoCoProjectionHead(self.in_features, hidden, out)
-        self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
+        self.temperature = temperature
+        self.projector = self.heads.MoCoProjectionHead(self.in_features, hidden, out)
+        self.target = TargetNetwork(encoder, self.projector, momentum=momentum)
         self.register_buffer("bank", torch.zeros(bank, out), persistent=False)
         self.register_buffer("place", torch.zeros((), dtype=torch.int64), persistent=False)  # of the oldest key
 
@@ -89,20 +84,14 @@ class MoCoV2(Objective):
         self.bank.copy_(F.normalize(directions.to(self.bank.dtype), dim=1))
         self.place.zero_()
 
-    def forget(self) -> None:
-        """Discard the client's target network."""
-        self.target.forget()
-
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""
         self.target.follow(encoder, self.projector)
         encodings = of_each_view(encoder, first, second)
         projections = of_each_view(self.projector, *encodings)
-        if self.symmetric:
-            queries, keys = torch.cat(projections), torch.cat(of_each_view(self.target, second, first))
-        else:
-            queries, keys = projections[0], self.target(second)
-        return ObjectiveOutput(in_single_precision(self._loss, queries, keys), encodings, projections)
+        return ObjectiveOutput(
+            in_single_precision(self._loss, projections[0], self.target(second)), encodings, projections
+        )
 
     def _loss(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Cross entropy of each query's key against all keys of the bank, which then stores the new keys."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -70,6 +72,16 @@ class Objective(nn.Module):
         check_at_least("hidden", hidden, 1)
         check_at_least("out", out, 1)
         self.in_features, self.hidden, self.out = cast(int, encoder.out_features), hidden, out
+
+    @property
+    def heads(self) -> Any:
+        """Module ``lightly.models.modules.heads``."""
+        return _lightly("lightly.models.modules.heads", type(self).__name__)
+
+    @property
+    def losses(self) -> Any:
+        """Module ``lightly.loss``."""
+        return _lightly("lightly.loss", type(self).__name__)
 
     def check_samples(self, samples: Mapping[int, int]) -> None:
         """Refuse clients with too few samples; called before the first round.
@@ -169,3 +181,14 @@ def features_of(encoder: nn.Module, data: FitData) -> Tensor:
     """Features (n, d) of all of a client's samples; the layers of a user's module read the items themselves."""
     own: Callable[[FitData], Tensor] | None = getattr(encoder, "features_of", None)
     return data.features(encoder)[0] if own is None else own(data)
+
+
+def _lightly(module: str, objective: str) -> Any:
+    os.environ.setdefault("LIGHTLY_DID_VERSION_CHECK", "True")  # else versions before 1.6 ask for it over the network
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{objective} is made of parts of lightly, which cannot be imported ({error}); "
+            "install it: pip install 'pfl-lightning[ssl]'"
+        ) from error

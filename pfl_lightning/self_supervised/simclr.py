@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
-from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import (
     Objective,
     ObjectiveOutput,
@@ -45,9 +44,9 @@ class SimCLR(Objective):
         super().__init__(encoder, hidden, out)
         check_number("temperature", temperature, strict=True)
         self.separate_views = separate_views
-        make_head = _lightly.heads("SimCLR").SimCLRProjectionHead
+        make_head = self.heads.SimCLRProjectionHead
         self.projector = make_head(self.in_features, hidden, out, batch_norm=batch_norm)
-        self.nt_xent = _lightly.losses("SimCLR").NTXentLoss(temperature)
+        self.nt_xent = self.losses.NTXentLoss(temperature)
 
     def forward(self, encoder: nn.Module, first: Tensor, second: Tensor) -> ObjectiveOutput:
         """See :meth:`Objective.forward`."""

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import cluster_means, fit_kmeans
-from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import (
     Objective,
     ObjectiveOutput,
@@ -39,16 +38,13 @@ class SMoG(Objective):
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
         hidden: Width of the hidden layers of projector and predictor.
         out: See :class:`~pfl_lightning.self_supervised.Objective`.
-        groups: Number of groups; at most a client's number of samples, unless groups are shared.
+        groups: Number of groups; at most a client's number of samples.
         beta: Momentum of the groups, in [0, 1].
         temperature: Temperature of the predictions.
         momentum: Momentum of the target network, in [0, 1].
-        share_groups: Whether groups are shared and averaged like weights, from random ones; otherwise every fit finds
-            its groups by k-means.
-        keep_target: See :class:`~pfl_lightning.self_supervised.BYOL`.
     """
 
-    shared: tuple[str, ...] = ("projector.*", "predictor.*")
+    shared = ("projector.*", "predictor.*")
 
     def __init__(
         self,
@@ -59,8 +55,6 @@ class SMoG(Objective):
         beta: float = 0.99,
         temperature: float = 0.1,
         momentum: float = 0.99,
-        share_groups: bool = False,
-        keep_target: bool = False,
     ) -> None:
         super().__init__(encoder, hidden, out)
         check_at_least("groups", groups, 1)
@@ -68,23 +62,20 @@ class SMoG(Objective):
         check_number("beta", beta)
         if beta > 1:
             raise ConfigurationError(f"beta must be at most 1, got {beta}")
-        heads = _lightly.heads("SMoG")
-        self.num_groups, self.beta, self.temperature, self.share_groups = groups, beta, temperature, share_groups
-        self.projector = heads.SMoGProjectionHead(self.in_features, hidden, out)
-        self.predictor = heads.SMoGPredictionHead(out, hidden, out)
-        self.target = TargetNetwork(encoder, self.projector, momentum=momentum, keep=keep_target)
+        self.num_groups, self.beta, self.temperature = groups, beta, temperature
+        self.projector = self.heads.SMoGProjectionHead(self.in_features, hidden, out)
+        self.predictor = self.heads.SMoGPredictionHead(out, hidden, out)
+        self.target = TargetNetwork(encoder, self.projector, momentum=momentum)
         random = F.normalize(torch.randn(groups, out), dim=1)  # until a fit finds others
-        self.groups: Any = parameters_to_buffers(heads.SMoGPrototypes(random, beta), persistent=share_groups)
-        if share_groups:
-            self.shared = (*type(self).shared, "groups.*")
+        self.groups: Any = parameters_to_buffers(self.heads.SMoGPrototypes(random, beta), persistent=False)
 
     def check_samples(self, samples: Mapping[int, int]) -> None:
         """Refuse more groups to find than a client has samples; see :meth:`Objective.check_samples`."""
         client, count = min(samples.items(), key=lambda item: item[1])
-        if self.num_groups > count and not self.share_groups:
+        if self.num_groups > count:
             raise ConfigurationError(
                 f"SMoG looks for {self.num_groups} groups in the {count} training samples of client {client}; set "
-                f"groups to at most {count}, share the groups (share_groups=True), or give clients more samples"
+                f"groups to at most {count}, or give clients more samples"
             )
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
@@ -95,12 +86,7 @@ class SMoG(Objective):
             ClientError: The client's projections are not finite.
         """
         self.target.start(encoder, self.projector)
-        if not self.share_groups:
-            self._find_groups(encoder, context)
-
-    def forget(self) -> None:
-        """Discard the client's target network."""
-        self.target.forget()
+        self._find_groups(encoder, context)
 
     @torch.no_grad()
     def _find_groups(self, encoder: nn.Module, context: FitContext) -> None:

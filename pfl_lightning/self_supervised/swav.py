@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.self_supervised import _lightly
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_both_views
 
 if TYPE_CHECKING:
@@ -63,9 +62,9 @@ class SwAV(Objective):
                 f"epsilon must be at least {SMALLEST_EPSILON}, got {epsilon}: the Sinkhorn iterations start from "
                 "exp(cosine / epsilon), which overflows in single precision"
             )
-        self.projector = _lightly.heads("SwAV").SwaVProjectionHead(self.in_features, hidden, out)
+        self.projector = self.heads.SwaVProjectionHead(self.in_features, hidden, out)
         self.prototypes = nn.Linear(out, prototypes, bias=False)
-        self.swapped = _lightly.losses("SwAV").SwaVLoss(temperature, iterations, epsilon)
+        self.swapped = self.losses.SwaVLoss(temperature, iterations, epsilon)
 
     @torch.no_grad()
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:

@@ -124,18 +124,14 @@ class PlainSimSiam(PlainObjective):
 class PlainMoCo(PlainObjective):
     """The bank is a list: the newest batch takes the places of the oldest keys, and what passes its end is lost."""
 
-    momentum, symmetric = 0.9, False
+    momentum = 0.9
 
     def start(self, bank: Tensor) -> None:
         self.bank, self.place = list(bank.clone()), 0
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         self.move_target(self.momentum)
-        queries = self.online(first, second)
-        if self.symmetric:
-            queries, keys = torch.cat(queries), torch.cat(self.keys(second, first))
-        else:
-            queries, keys = queries[0], self.keys(second)[0]
+        queries, keys = self.online(first, second)[0], self.keys(second)[0]
         losses = []
         for query, key in zip(queries, keys, strict=True):
             scores = [cosine(query, key) / 0.2, *(unit(query) @ old / 0.2 for old in self.bank)]

@@ -22,7 +22,6 @@ SMALL = {
     "byol by distances": partial(BYOL, **WIDTHS, momentum=0.9, squared_distances=True),
     "simsiam": partial(SimSiam, **WIDTHS),
     "mocov2": partial(MoCoV2, **WIDTHS, bank=BANK, momentum=0.9),
-    "mocov2 symmetric": partial(MoCoV2, **WIDTHS, bank=BANK, momentum=0.9, symmetric=True),
     "swav": partial(SwAV, **WIDTHS, prototypes=PROTOTYPES),
     "smog": partial(SMoG, **WIDTHS, groups=GROUPS, beta=0.8, momentum=0.9),
 }

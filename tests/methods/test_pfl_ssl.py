@@ -40,14 +40,8 @@ CASES = {
     "byol, target kept": (partial(BYOL, **SMALL, keep_target=True), {"projector", "predictor"}, {"target"}),
     "simsiam": (partial(SimSiam, **SMALL), {"projector", "predictor"}, set()),
     "mocov2": (partial(MoCoV2, **SMALL, bank=6), {"projector"}, set()),
-    "mocov2, target kept": (partial(MoCoV2, **SMALL, bank=6, keep_target=True), {"projector"}, {"target"}),
     "swav": (partial(SwAV, **SMALL, prototypes=7), {"projector", "prototypes"}, set()),
     "smog": (partial(SMoG, **SMALL, groups=5), {"projector", "predictor"}, set()),
-    "smog, groups shared": (
-        partial(SMoG, **SMALL, groups=5, share_groups=True, keep_target=True),
-        {"projector", "predictor", "groups"},
-        {"target"},
-    ),
 }
 OBJECTIVE = pytest.mark.parametrize(("objective", "shared", "kept"), CASES.values(), ids=CASES)
 

@@ -22,10 +22,6 @@ from pfl_lightning.self_supervised import OBJECTIVES, MoCoV2, SMoG, SwAV
 LR = 0.1
 
 
-class SymmetricPlainMoCo(PlainMoCo):
-    symmetric = True
-
-
 RESTATED = {
     "simclr": PlainSimCLR,
     "simclr, views apart": PlainSimCLRApart,
@@ -34,7 +30,6 @@ RESTATED = {
     "byol by distances": PlainBYOLByDistances,
     "simsiam": PlainSimSiam,
     "mocov2": PlainMoCo,
-    "mocov2 symmetric": SymmetricPlainMoCo,
     "swav": PlainSwAV,
     "smog": PlainSMoG,
 }

@@ -11,7 +11,7 @@ from lightly.loss import NTXentLoss
 from torch.nn import functional as F
 
 from pfl_lightning.errors import ClientError, ConfigurationError
-from pfl_lightning.self_supervised import BYOL, MoCoV2, Objective, SimCLR, SimSiam, SMoG, SwAV
+from pfl_lightning.self_supervised import BYOL, MoCoV2, Objective, SimCLR, SMoG, SwAV
 from pfl_lightning.self_supervised.swav import SMALLEST_EPSILON
 
 
@@ -107,8 +107,6 @@ def test_more_groups_than_samples_are_refused():
     message = r"SMoG looks for 4 groups in the 3 training samples of client 4; set groups to at most 3"
     with pytest.raises(ConfigurationError, match=message):
         objective.before_fit(network, context(GROUPS - 1))
-    network, objective = built(partial(SMALL["smog"], share_groups=True))
-    objective.before_fit(network, context(GROUPS - 1))
 
 
 def test_groups_start_as_directions_of_clusters_of_the_clients_projections():
@@ -147,20 +145,12 @@ def test_groups_move_as_lightlys():
     close(*gradients)
 
 
-def test_groups_that_are_shared_are_state_and_others_are_not():
-    _, own = built(SMALL["smog"])
-    _, shared = built(partial(SMALL["smog"], share_groups=True))
-    assert set(shared.state_dict()) - set(own.state_dict()) == {"groups.group_features"}
-    assert set(shared.shared) - set(own.shared) == {"groups.*"}
-
-
 ARGUMENTS = [
     (SimCLR, {"temperature": 0.0}, "temperature must be a finite number above 0"),
     (SimCLR, {"hidden": 0}, "hidden must be at least 1"),
     (SimCLR, {"out": 0}, "out must be at least 1"),
     (BYOL, {"momentum": 1.1}, "momentum must be at most 1"),
     (BYOL, {"momentum": -0.1}, "momentum must be a finite number of at least 0"),
-    (SimSiam, {"predictor_hidden": 0}, "predictor_hidden must be at least 1"),
     (MoCoV2, {"bank": 0}, "bank must be at least 1"),
     (MoCoV2, {"temperature": -1.0}, "temperature must be a finite number above 0"),
     (SwAV, {"prototypes": 0}, "prototypes must be at least 1"),
