@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 from contextlib import suppress
@@ -16,7 +14,7 @@ from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.runs.files import EVALUATIONS
-from pfl_lightning.runs.results import accuracies, as_text, summary_of
+from pfl_lightning.runs.results import accuracies, as_text, csv_text, summary_of
 
 __all__ = ["Part", "evaluation_files", "rename_aside", "set_later_aside"]
 
@@ -104,14 +102,18 @@ def _rows(federation: Federation, part: Part) -> str:
     """A row for each client, with what a user's module has logged."""
     scores, novel = _scores(federation)[part], set(federation.data.novel)
     logged = sorted({name for score in scores.values() for name in score.logged})
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    columns = [f"{part}_samples", f"{part}_accuracy", f"{part}_loss"]
-    writer.writerow(["client", "novel", "train_samples", "rounds_trained", *columns, *logged])
-    rounds = federation.rounds_trained
+    names = [
+        "client",
+        "novel",
+        "train_samples",
+        "rounds_trained",
+        f"{part}_samples",
+        f"{part}_accuracy",
+        f"{part}_loss",
+    ]
+    rows: list[list[Any]] = [[*names, *logged]]
     for client, score in scores.items():
-        samples = len(federation.data.client_data(client).train)
-        figures = (score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))
-        row = ["" if figure != figure else figure for figure in figures]  # NaN is an empty field
-        writer.writerow([client, int(client in novel), samples, rounds[client], score.num_samples, *row])
-    return text.getvalue()
+        samples, rounds = len(federation.data.client_data(client).train), federation.rounds_trained[client]
+        figures = (score.num_samples, score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))
+        rows.append([client, int(client in novel), samples, rounds, *figures])
+    return csv_text(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import warnings
 from collections.abc import Mapping
@@ -30,6 +28,7 @@ from pfl_lightning.runs.results import (
     HistoryEntry,
     accuracies,
     as_text,
+    csv_text,
     mean_of,
 )
 from pfl_lightning.state.files import replace_file
@@ -240,21 +239,17 @@ class ResultsWriter(L.Callback):
 
     def _clients(self, federation: Federation) -> str:
         """The content of ``clients.csv``."""
+        parts = ("train", "validation", "test")
         columns = [f"{part}_accuracy_{name}" for name in CHOICES for part in ("test", "validation")]
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        known = ["train_samples", "validation_samples", "test_samples", "rounds_trained"]
-        writer.writerow(["client", *known, *columns])
-        rounds = federation.rounds_trained
+        rows: list[list[Any]] = [["client", *(f"{part}_samples" for part in parts), "rounds_trained", *columns]]
+        chosen = [self.chosen.get(name) for name in CHOICES]
+        scores = [values for one in chosen for values in ((one.test, one.validation) if one else ({}, {}))]
+        trained = federation.rounds_trained
         for client in range(federation.personal.num_clients):
-            parts = federation.data.client_data(client)
-            row: list[Any] = [client, len(parts.train), len(parts.validation), len(parts.test), rounds[client]]
-            for name in CHOICES:
-                chosen = self.chosen.get(name)
-                for values in (chosen.test, chosen.validation) if chosen else ({}, {}):
-                    row.append(values.get(client, ""))
-            writer.writerow(row)
-        return text.getvalue()
+            samples = [len(getattr(federation.data.client_data(client), part)) for part in parts]
+            accuracy = [values.get(client, "") for values in scores]
+            rows.append([client, *samples, trained[client], *accuracy])
+        return csv_text(rows)
 
     # ------------------------------------------------------------------ checkpoints
 

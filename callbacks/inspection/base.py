@@ -89,21 +89,12 @@ class InspectionCallback(L.Callback):
                 f"{type(self).__name__} inspects a Federation, got {type(pl_module).__name__}: remove the callback, or "
                 "train a Federation"
             )
-        self._recorder = self._recorder_of(trainer)
+        self._recorder = Recorder(trainer, self.dirpath)
         self._round = self._shown = self._evaluated = None
         self._is_due = False
         self._unavailable = self.unavailable(trainer, pl_module)
         if self._unavailable is not None and not self.optional:
             warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
-
-    def _recorder_of(self, trainer: L.Trainer) -> Recorder:
-        """Recorder shared with an earlier callback of the same folder, so that messages appear once; else a new one."""
-        for one in self._all(trainer):
-            if one is self:
-                break
-            if one.dirpath == self.dirpath:
-                return one.recorder
-        return Recorder(trainer, self.dirpath)
 
     @staticmethod
     def _all(trainer: L.Trainer) -> list[InspectionCallback]:

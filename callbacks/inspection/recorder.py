@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,6 @@ class Recorder:
         self.silent = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self.loggers: list[Logger] = [] if self.silent else list(trainer.loggers)
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
-        self._logged: set[str] = set()
         if dirpath is not None and not self.silent:
             make_folder(self.folder, "dirpath")
 
@@ -175,17 +175,17 @@ class Recorder:
         for writer in boards:
             writer.add_embedding(points, [*map(list, rows)], images, round, tag, list(columns))
         if not boards and not self.silent:
-            what = "the Embedding Projector"
-            self._log_once(what, f"{what} is skipped: it needs a TensorBoardLogger, and the run has none")
+            _log_once(self.folder, "the Embedding Projector is skipped: it needs a TensorBoardLogger")
 
     def _file(self, name: str, what: str) -> AbstractContextManager[Path]:
-        self._log_once(what, f"no logger of this run accepts {what}: they are saved in {self.folder}")
+        _log_once(self.folder, f"no logger of this run accepts {what}: they are saved in {self.folder}")
         return replace_file(self.folder / name)
 
-    def _log_once(self, key: str, line: str) -> None:
-        if key not in self._logged:
-            self._logged.add(key)
-            rank_zero_info(line)
+
+@lru_cache
+def _log_once(folder: Path, line: str) -> None:
+    """Say something of the figures of a folder, which several callbacks write."""
+    rank_zero_info(line)
 
 
 def _write_image(logger: Logger, tag: str, image: NDArray[np.uint8], round: int) -> bool:

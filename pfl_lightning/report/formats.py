@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import re
 import textwrap
@@ -19,6 +17,7 @@ from rich.text import Text
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings
 from pfl_lightning.report.significance import PairedTests
 from pfl_lightning.report.tables import Cell, Column, TextTable
+from pfl_lightning.runs.results import csv_text
 
 __all__ = [
     "escape_latex",
@@ -241,10 +240,5 @@ def runs_csv(rows: Sequence[MeasuredRow], columns: Sequence[Column]) -> str:
 
 def _csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
     """Lines by heading; what is not known, or not finite, is empty."""
-    file = io.StringIO(newline="")
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(lines[0] if lines else ())
-    for line in lines:
-        values = line.values()
-        writer.writerow("" if isinstance(value, float) and not math.isfinite(value) else value for value in values)
-    return file.getvalue()
+    rows = ([math.nan if value in (math.inf, -math.inf) else value for value in line.values()] for line in lines)
+    return csv_text([lines[0] if lines else (), *rows], end="\n")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +29,7 @@ __all__ = [
     "accuracies",
     "as_text",
     "client_accuracies",
+    "csv_text",
     "mean_of",
     "number_of",
     "summary_of",
@@ -257,6 +259,14 @@ def accuracies(scores: Mapping[int, EvalMetrics]) -> dict[int, float]:
 def as_text(content: Mapping[str, Any]) -> str:
     """A file's text; JSON has no NaN, so that none may be in it."""
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def csv_text(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> str:
+    """Rows as a file's text; NaN is an empty field."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator=end)
+    writer.writerows(["" if value != value else value for value in row] for row in rows)
+    return file.getvalue()
 
 
 def mean_of(values: Mapping[int, float]) -> float:
