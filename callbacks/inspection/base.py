@@ -8,6 +8,7 @@ from typing import ClassVar
 import lightning as L
 
 from pfl_lightning.callbacks.inspection.recorder import LOSSES, Chart, Recorder
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
@@ -33,11 +34,7 @@ class InspectionCallback(L.Callback):
     """Whether :meth:`show` shows scores: it is called after rounds that were evaluated, and after no others."""
 
     def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
-        if isinstance(every_n_rounds, bool) or not isinstance(every_n_rounds, int) or every_n_rounds < 1:
-            raise ConfigurationError(
-                f"{type(self).__name__}: every_n_rounds must be a number of rounds of at least 1, got "
-                f"{every_n_rounds!r}; to show nothing, leave the callback out"
-            )
+        check_at_least(f"{type(self).__name__}: every_n_rounds", every_n_rounds, 1)
         self.every_n_rounds, self.dirpath = every_n_rounds, dirpath
         self.optional = False
         """True if a run with nothing to show gets no warning, as in a group of callbacks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
+from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
 from pfl_lightning.datamodules.adapters.item_source import Fetch
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
 from pfl_lightning.datamodules.clients.splits import ClientSplit
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
@@ -49,11 +50,9 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name, value in (("clients", self.clients), ("samples", self.samples)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} to inspect must be a number of at least 1, got {value!r}")
-        if self.part not in ("train", "validation", "test"):
-            raise ConfigurationError(f"part must be 'train', 'validation' or 'test', got {self.part!r}")
+        check_at_least("clients to inspect", self.clients, 1)
+        check_at_least("samples to inspect", self.samples, 1)
+        check_choice("part", self.part, ("train", "validation", "test"))
 
 
 class ProbingCallback(InspectionCallback):
@@ -139,34 +138,24 @@ class Probe:
 
     def __init__(self, federation: Federation, settings: ProbeSettings) -> None:
         self.settings, self._seed = settings, federation.seed
-        clients = federation.clients
-        widths = [getattr(getattr(model, "encoder", None), "out_features", None) for model in clients.models]
-        self._without_features = [label for label, width in zip(clients.labels, widths) if width is None]
         known = np.array(federation.data.evaluated_clients())
-        self._without_tensors = False
         order = np.random.default_rng(derive_seed(self._seed, Purpose.INSPECTED_CLIENTS)).permutation(known).tolist()
-        chosen: list[int] = []
-        for client in order:
-            split = self._split(federation, client)
-            if not isinstance(split, ClientSplit) and (len(split) and self._items(federation, client, 1) is None):
-                self._without_tensors = True
-                break
-            if len(split):
-                chosen.append(client)
-            if len(chosen) == settings.clients:
-                break
-        self.clients = sorted(chosen)
-
-    @property
-    def lacks(self) -> str | None:
+        with_samples = (client for client in order if len(self._split(federation, client)))
+        self.clients = sorted(itertools.islice(with_samples, settings.clients))
+        self.lacks = self._lacks(federation)
         """Reason why there is nothing to inspect, else None."""
-        if self._without_features:
-            return f"{self._without_features[0]} has no encoder with features (out_features)"
-        if self._without_tensors:
-            return (
-                "the data module reads a user-defined data set batch by batch, so single items cannot be selected, "
-                "unless they are pairs of a tensor and a class and the method works on features of a user's module"
-            )
+
+    def _lacks(self, federation: Federation) -> str | None:
+        for model, label in zip(federation.clients.models, federation.clients.labels):
+            if getattr(getattr(model, "encoder", None), "out_features", None) is None:
+                return f"{label} has no encoder with features (out_features)"
+        for client in self.clients:
+            split = self._split(federation, client)
+            if not isinstance(split, ClientSplit) and self._items(federation, client, 1) is None:
+                return (
+                    "the data module reads a user-defined data set batch by batch, so single items cannot be selected, "
+                    "unless they are pairs of a tensor and a class and the method works on features of a user's module"
+                )
         part = self.settings.part
         return None if self.clients else f"no client has samples in its {part} split; choose another one by 'part'"
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from pfl_lightning.state.files import replace_file
 __all__ = [
     "DATA",
     "NEAREST",
+    "OF_RUNS",
     "Change",
     "Distance",
-    "Scope",
     "check_seed",
     "diff",
     "distance",
@@ -93,47 +92,30 @@ class Change:
         return f"{self.option}: {_short(self.before)} -> {_short(self.now)}"
 
 
-class Scope(Enum):
-    """Which options a comparison is about."""
-
-    ALL = "all"
-    RUN = "those that make a run"
-    TRAINING = "those without how and where it is computed"
-    EVALUATION = "of these, the model and the data, as far as both configs know the option"
-
-    def has(self, change: Change) -> bool:
-        """Whether an option belongs to it."""
-        if self in (Scope.ALL, Scope.RUN):
-            return True
-        known = self is Scope.TRAINING or (change.known and is_below(change.option, *OF_MODELS))
-        return known and not change.of_execution
-
-
 def diff(
-    before: Mapping[str, Any], now: Mapping[str, Any], scope: Scope = Scope.ALL, missing: Any = None
+    before: Mapping[str, Any], now: Mapping[str, Any], among: Sequence[str] = (), missing: Any = None
 ) -> list[Change]:
     """Options that differ between two configs, in the order of the first, with those of the second alone behind it.
 
     Args:
         before: A config.
         now: Another one.
-        scope: What the comparison is about.
+        among: First names of the options that are compared, such as :data:`OF_RUNS`; all if empty.
         missing: Value of an option that a config does not have; ``None`` for one that is as good as ``null``.
 
     Example:
         >>> [str(change) for change in diff({"trainer": {"max_epochs": 2}}, {"trainer": {"max_epochs": 3}})]
         ['trainer.max_epochs: 2 -> 3']
     """
-    if scope is not Scope.ALL:
-        before, now = ({name: config.get(name) for name in OF_RUNS} for config in (before, now))
+    if among:
+        before, now = ({name: config.get(name) for name in among} for config in (before, now))
     old, new = leaves(before), leaves(now)
     if missing is None:  # nothing is in an empty mapping, either
         old, new = ({path: value for path, value in one.items() if value != {}} for one in (old, new))
-    found = (
+    return [
         Change(path, old.get(path, missing), new.get(path, missing), _knows(old, path) and _knows(new, path))
         for path in apart(old, new, missing)
-    )
-    return [change for change in found if scope.has(change)]
+    ]
 
 
 def _knows(options: Mapping[str, Any], path: str) -> bool:
@@ -157,7 +139,7 @@ def distance(run: Path, config: Mapping[str, Any]) -> Distance:
     found: list[Distance] = []
     for path in {first_config(run), newest_config(run)}:
         saved = read_config(path)
-        changes = diff(saved, config, Scope.RUN)
+        changes = diff(saved, config, OF_RUNS)
         what = [change.option for change in changes if not change.of_execution]
         core, trainer = (sum(is_below(option, *group) for option in what) for group in (CORE, ("trainer",)))
         found.append((core if saved else math.inf, trainer, any(change.option == ROOT for change in changes)))
@@ -172,7 +154,8 @@ def evaluated_otherwise(run: Path, config: Mapping[str, Any]) -> list[Change]:
         config: The command's config.
     """
     saved = read_config(newest_config(run))
-    return diff(saved, config, Scope.EVALUATION) if saved else []
+    found = diff(saved, config, OF_MODELS) if saved else []
+    return [change for change in found if change.known and not change.of_execution]
 
 
 def check_seed(run: Path, config: Mapping[str, Any]) -> None:
@@ -211,7 +194,7 @@ def record_changes(
     Raises:
         ConfigurationError: The file is damaged.
     """
-    found = [*diff(before, read_config(saved), Scope.RUN), *further]
+    found = [*diff(before, read_config(saved), OF_RUNS), *further]
     if found:
         entry = {"config": saved.name, "from_round": round, "changes": [vars(change) for change in found]}
         text = json.dumps([*_entries(run), entry], indent=2, default=str)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.names import did_you_mean
-from pfl_lightning.runs.changes import NEAREST, Scope, check_seed, diff, distance, evaluated_otherwise, in_words
+from pfl_lightning.runs.changes import NEAREST, OF_RUNS, check_seed, diff, distance, evaluated_otherwise, in_words
 from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
@@ -108,7 +108,7 @@ class RunFolder:
         core, trainer, _ = apart[version]
         others = [other for other in versions if other != version and (core or apart[other][0] == core)]
         if config is not None and (core or trainer) and others:
-            different = in_words(diff(read_config(newest_config(version)), config, Scope.RUN))
+            different = in_words(diff(read_config(newest_config(version)), config, OF_RUNS))
             warnings.warn(
                 f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
                 f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.checks import check_at_least, check_between, check_number
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import cluster_means, fit_kmeans
 from pfl_lightning.self_supervised.objective import (
@@ -59,9 +59,7 @@ class SMoG(Objective):
         super().__init__(encoder, hidden, out)
         check_at_least("groups", groups, 1)
         check_number("temperature", temperature, strict=True)
-        check_number("beta", beta)
-        if beta > 1:
-            raise ConfigurationError(f"beta must be at most 1, got {beta}")
+        check_between("beta", beta, 0, 1)
         self.num_groups, self.beta, self.temperature = groups, beta, temperature
         self.projector = self.heads.SMoGProjectionHead(self.in_features, hidden, out)
         self.predictor = self.heads.SMoGPredictionHead(out, hidden, out)

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_between
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.closures import copy_module
 
@@ -47,9 +47,7 @@ class TargetNetwork(nn.Module):
 
     def __init__(self, *networks: nn.Module, momentum: float, keep: bool = False) -> None:
         super().__init__()
-        check_number("momentum", momentum)
-        if momentum > 1:
-            raise ConfigurationError(f"momentum must be at most 1, got {momentum}")
+        check_between("momentum", momentum, 0, 1)
         self.momentum, self.keep = momentum, keep
         self.copies = nn.ModuleList(
             parameters_to_buffers(copy_module(network), persistent=keep) for network in networks

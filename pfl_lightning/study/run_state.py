@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.runs.changes import Change, Scope, diff
+from pfl_lightning.runs.changes import OF_RUNS, Change, diff
 from pfl_lightning.runs.config import SETTINGS, find_seeds, flatten, is_below, leaves, same_options
 from pfl_lightning.runs.files import first_config, read_config, resumed_configs
 from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
@@ -191,7 +191,8 @@ def _is_of_a_study(config: Mapping[str, Any]) -> bool:
 
 def _differs(studys: Config, other: Config) -> bool:
     """Whether a version was made with other options than the study's; some may be such as the study leaves alone."""
-    found = [one for one in diff(studys, other, Scope.TRAINING) if not is_below(one.option, *NO_RESULT)]
+    changes = (one for one in diff(studys, other, OF_RUNS) if not one.of_execution)
+    found = [one for one in changes if not is_below(one.option, *NO_RESULT)]
     compared = [one for one in found if not is_below(one.option, "trainer") or is_below(one.option, *COMPARED)]
     return any(one.known for one in compared) or any(one.of_an_engine for one in found)
 

@@ -9,7 +9,7 @@ import yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.changes import (
     NEAREST,
-    Scope,
+    OF_RUNS,
     check_seed,
     diff,
     distance,
@@ -22,7 +22,7 @@ from pfl_lightning.runs.folder import RunFolder, runs_below
 
 
 def changes(before, now):
-    return diff(before, now, Scope.RUN)
+    return diff(before, now, OF_RUNS)
 
 
 def config(*, method="FedAvg", lr=0.1, seed=0, rounds=30, **more):

@@ -149,8 +149,8 @@ ARGUMENTS = [
     (SimCLR, {"temperature": 0.0}, "temperature must be a finite number above 0"),
     (SimCLR, {"hidden": 0}, "hidden must be at least 1"),
     (SimCLR, {"out": 0}, "out must be at least 1"),
-    (BYOL, {"momentum": 1.1}, "momentum must be at most 1"),
-    (BYOL, {"momentum": -0.1}, "momentum must be a finite number of at least 0"),
+    (BYOL, {"momentum": 1.1}, "momentum must be between 0 and 1"),
+    (BYOL, {"momentum": -0.1}, "momentum must be between 0 and 1"),
     (MoCoV2, {"bank": 0}, "bank must be at least 1"),
     (MoCoV2, {"temperature": -1.0}, "temperature must be a finite number above 0"),
     (SwAV, {"prototypes": 0}, "prototypes must be at least 1"),
@@ -158,7 +158,7 @@ ARGUMENTS = [
     (SwAV, {"epsilon": 0.01}, "epsilon must be at least 0.0125, got 0.01"),
     (SwAV, {"iterations": 0}, "iterations must be at least 1"),
     (SMoG, {"groups": 0}, "groups must be at least 1"),
-    (SMoG, {"beta": 1.5}, "beta must be at most 1"),
+    (SMoG, {"beta": 1.5}, "beta must be between 0 and 1"),
 ]
 
 

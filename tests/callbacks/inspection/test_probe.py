@@ -155,10 +155,10 @@ def test_no_global_random_state_is_touched():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 0}, "clients to inspect must be a number of at least 1, got 0"),
+        ({"clients": 0}, "clients to inspect must be at least 1, got 0"),
         ({"samples": 0}, "samples to inspect must be"),
         ({"samples": 2.5}, "samples to inspect must be"),
-        ({"part": "all"}, "part must be 'train', 'validation' or 'test', got 'all'"),
+        ({"part": "all"}, r"part must be one of \('train', 'validation', 'test'\), got 'all'"),
     ],
 )
 def test_settings_without_meaning_are_refused(options, message):
