@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pfl_lightning.report.rows import MeasuredRow, OverSeeds, ReportSettings, blocks, reach
 from pfl_lightning.report.significance import PairedTests, Ranking
 from pfl_lightning.runs.results import FIGURES, FinishedRun
 
 __all__ = ["Cell", "Column", "Fact", "TextTable", "block_columns", "block_table", "headline_columns", "p_text"]
-__all__ += ["percent", "ranking_table", "report_columns", "significance_table", "summary_table", "texts"]
+__all__ += ["ranking_table", "report_columns", "significance_table", "summary_table", "texts"]
 
-SCORES = {"classifier": "", "nearest_neighbor": "nearest-neighbor "}
-"""Scores that are accuracies, each in columns of its own, and what stands before their names."""
+SCORES = {"classifier": ("", ""), "nearest_neighbor": ("nearest_neighbor_", "nearest-neighbor ")}
+"""Scores that are accuracies, each in columns of its own; what stands before their names, in files and in headings."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,6 @@ class Column:
         return [Cell(self.text(row), mean == best) for row, mean in zip(rows, means, strict=True)]
 
 
-def percent(value: float) -> str:
-    """A share as a percentage, without digits that say nothing.
-
-    Example:
-        >>> percent(0.8), percent(0.925)
-        ('80 %', '92.5 %')
-    """
-    return f"{100 * value:.6g} %"
-
-
 def report_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> list[Column]:
     """The columns for which any row has a figure; the headline first.
 
@@ -130,10 +120,7 @@ def report_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> lis
         rows: All rows of the report.
         settings: What it shows.
     """
-    columns = [column for score in SCORES for column in _headline(settings.figure, score)]
-    columns += [_accuracy(figure, score) for figure in FIGURES if figure != settings.figure for score in SCORES]
-    if settings.target_accuracy is not None:
-        columns += [column for score in SCORES for column in _target(settings.target_accuracy, score)]
+    columns = [column for score in SCORES for column in _accuracies(score, settings)]
     columns += [
         Column("bytes_up", "MB up", lambda run: run.bytes_up, 1e-6, is_detail=True),
         Column("bytes_down", "MB down", lambda run: run.bytes_down, 1e-6, is_detail=True),
@@ -142,49 +129,45 @@ def report_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> lis
     return [c for c in columns if any(not math.isnan(c.figure(run)) for row in rows for run in row.runs)]
 
 
-def _prefix(score: str) -> str:
-    return "" if score == "classifier" else f"{score}_"
+def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
+    """The columns of one score: the headline and its spread, further accuracies, and what it takes to the target."""
+    prefix, what = SCORES[score]
+    bracket, headline, target = f" ({what.strip()})" if what else "", settings.figure, settings.target_accuracy
 
-
-def _accuracy(figure: str, score: str, headline: bool = False) -> Column:
-    name = _prefix(score) + ("mean" if figure == "test" else figure)
-    heading = f"{SCORES[score]}{FIGURES[figure]}, %"
-    return Column(name, heading, _of(figure, score, "mean"), 100, is_headline=headline, highest_is_best=headline)
-
-
-def _headline(figure: str, score: str) -> list[Column]:
-    name = _prefix(score) + ("" if figure == "test" else f"{figure}_")
-    what = f" ({SCORES[score].strip()})" if SCORES[score] else ""
-    worst = _of(figure, score, "worst_decile")
-    return [
-        _accuracy(figure, score, headline=True),
-        Column(f"{name}std", f"std over clients{what}, %", _of(figure, score, "std"), 100),
-        Column(f"{name}worst_decile", f"worst decile{what}, %", worst, 100, highest_is_best=True),
-    ]
-
-
-def _of(figure: str, score: str, statistic: str) -> Callable[[FinishedRun], float]:
-    def value(run: FinishedRun) -> float:
-        found = run.evaluation(figure)
-        return float(getattr(found, statistic)) if found.score == score else math.nan
-
-    return value
-
-
-def _target(accuracy: float, score: str) -> list[Column]:
-    name, what = _prefix(score), f"{percent(accuracy)}{' ' + SCORES[score].strip() if SCORES[score] else ''}"
-
-    def needed(attribute: str) -> Callable[[FinishedRun], float]:
+    def of(figure: str, statistic: str) -> Callable[[FinishedRun], float]:
         def value(run: FinishedRun) -> float:
-            return float(getattr(reach(run.history, accuracy), attribute)) if run.test.score == score else math.nan
+            found = run.evaluation(figure)
+            return float(getattr(found, statistic)) if found.score == score else math.nan
 
         return value
 
-    return [
-        Column(f"{name}rounds_to_target", f"rounds to {what}", needed("rounds"), digits=1),
-        Column(f"{name}megabytes_to_target", f"MB to {what}", needed("megabytes")),
-        Column(f"{name}seconds_to_target", f"s to {what}", needed("seconds"), digits=1, is_detail=True),
+    def until(needed: str) -> Callable[[FinishedRun], float]:
+        def value(run: FinishedRun) -> float:
+            return float(getattr(reach(run.history, target or 0), needed)) if run.test.score == score else math.nan
+
+        return value
+
+    def accuracy(figure: str) -> Column:
+        name = prefix + ("mean" if figure == "test" else figure)
+        return Column(name, f"{what}{FIGURES[figure]}, %", of(figure, "mean"), 100)
+
+    name, worst = prefix + ("" if headline == "test" else f"{headline}_"), of(headline, "worst_decile")
+    found = [
+        replace(accuracy(headline), is_headline=True, highest_is_best=True),
+        Column(f"{name}std", f"std over clients{bracket}, %", of(headline, "std"), 100),
+        Column(
+            f"{name}worst_decile", f"worst decile{bracket}, %", of(headline, "worst_decile"), 100, highest_is_best=True
+        ),
+        *(accuracy(figure) for figure in FIGURES if figure != headline),
     ]
+    if target is not None:
+        to = f"to {100 * target:.6g} %{' ' + what.strip() if what else ''}"
+        found += [
+            Column(f"{prefix}rounds_to_target", f"rounds {to}", until("rounds"), digits=1),
+            Column(f"{prefix}megabytes_to_target", f"MB {to}", until("megabytes")),
+            Column(f"{prefix}seconds_to_target", f"s {to}", until("seconds"), digits=1, is_detail=True),
+        ]
+    return found
 
 
 def block_columns(rows: Sequence[MeasuredRow], settings: ReportSettings, short: bool = False) -> list[Column | Fact]:

@@ -40,12 +40,9 @@ __all__ = ["find_runs", "read_run"]
 SKIPPED_FOLDERS = ("search", "probe", "replaced")
 """Folders of a study, beside its runs, that no table is made of."""
 
-SHOWN = 3
-"""Folders that a sentence names."""
-
 
 def find_runs(path: Path) -> list[Path]:
-    """The runs with results in a folder: itself, its versions, or those anywhere below (a study's folder).
+    """The runs with results in a folder: itself, or those anywhere below (its versions, a study's runs).
 
     Args:
         path: Folder of a run, of its versions, or of a study.
@@ -53,34 +50,15 @@ def find_runs(path: Path) -> list[Path]:
     Raises:
         ConfigurationError: There is none.
     """
-    if _has_results(path):
-        return [path]
-    below = {file.parent for name in (RESULTS, PERSONALIZED) for file in path.rglob(name)}
-    below = {folder for folder in below if not _is_aside(folder, path)}
-    found = sorted((version for version in below if _is_version(version, path)), key=_order)
-    if not found:
-        found = sorted(below, key=lambda folder: (folder.parent, _order(folder)))
-    elif others := {folder.parent for folder in below if not any(_is_within(folder, version) for version in found)}:
-        warnings.warn(
-            f"{path} has versions of its own, which are shown; runs in folders below it are not: name these, too "
-            f"({', '.join(map(str, sorted(others)[:SHOWN]))}{', ...' if len(others) > SHOWN else ''})",
-            stacklevel=2,
-        )
-    if not found:
+    found = {file.parent for name in (RESULTS, PERSONALIZED) for file in path.rglob(name)}
+    runs = [folder for folder in found if found.isdisjoint(folder.parents) and not _is_aside(folder, path)]
+    if not runs:
         there = "there is no such folder" if not path.is_dir() else "the folder has neither that nor versions with it"
         raise ConfigurationError(
             f"no results.json in {path} or {path}/version_*: {there}; `pfl fit` writes it when a run ends, and a "
             "ResultsWriter does among a Trainer's callbacks"
         )
-    return found
-
-
-def _is_version(folder: Path, of: Path) -> bool:
-    return folder.parent == of and folder.name.startswith("version_")
-
-
-def _is_within(folder: Path, other: Path) -> bool:
-    return folder == other or other in folder.parents
+    return sorted(runs, key=lambda folder: (folder.parent, _order(folder)))
 
 
 def _is_aside(folder: Path, top: Path) -> bool:
@@ -94,10 +72,6 @@ def _is_aside(folder: Path, top: Path) -> bool:
             return True
         folder = folder.parent
     return False
-
-
-def _has_results(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (RESULTS, PERSONALIZED))
 
 
 def _order(folder: Path) -> tuple[int, str]:
@@ -136,13 +110,10 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
 
 
 def _check_format(path: Path, format: int) -> None:
-    if format > FORMAT:
+    if format != FORMAT:
         raise ConfigurationError(
-            f"{path} has format {format}, this version of pfl_lightning reads up to {FORMAT}: update it"
-        )
-    if format < FORMAT:
-        raise ConfigurationError(
-            f"{path} has format {format}, which is of pfl_lightning 0.2.0 and earlier: pfl-lightning==0.3.0 reads it"
+            f"{path} has format {format}, this version of pfl_lightning reads format {FORMAT}: pfl-lightning==0.3.0 "
+            "reads format 1, a later version later ones"
         )
 
 

@@ -42,7 +42,7 @@ def test_the_chosen_round_is_the_one_asked_for(tmp_path):
 
 def test_the_first_form_is_refused_with_the_version_that_reads_it(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({"method": "FedAvg", "rounds": 1, "accuracy": {"last": None}}))
-    with pytest.raises(ConfigurationError, match=r"has format 1, .*: pfl-lightning==0\.3\.0 reads it"):
+    with pytest.raises(ConfigurationError, match=r"has format 1, .*: pfl-lightning==0\.3\.0 reads format 1"):
         read_run(tmp_path)
 
 
@@ -59,14 +59,13 @@ def test_a_personalization_of_a_round_that_the_run_went_on_from_is_left_out(tmp_
         assert math.isnan(read_run(folder).personalized.mean)
 
 
-def test_runs_below_a_folder_of_versions_are_named(tmp_path):
+def test_runs_below_a_folder_of_versions_are_found_too(tmp_path):
     versions = [write_run(tmp_path / f"version_{number}") for number in range(2)]
     assert find_runs(tmp_path) == versions
-    write_personalized(versions[0] / "kept", [0.5])  # within a version: nothing is left out
+    write_personalized(versions[0] / "kept", [0.5])  # within a version: no run of its own
     assert find_runs(tmp_path) == versions
-    write_run(tmp_path / "other" / "version_0")
-    with pytest.warns(UserWarning, match=rf"runs in folders below it are not: name these, too \({tmp_path}/other\)"):
-        assert find_runs(tmp_path) == versions
+    other = write_run(tmp_path / "other" / "version_0")
+    assert find_runs(tmp_path) == [*versions, other]
 
 
 def test_a_later_test_of_the_chosen_round_stands_in_for_rounds_without_tests(tmp_path):
@@ -133,7 +132,10 @@ def test_foreign_results_are_named(tmp_path, text):
 
 def test_a_newer_form_is_refused(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({"format": 3}))
-    with pytest.raises(ConfigurationError, match=r"has format 3, this version of pfl_lightning reads up to 2: update"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"has format 3, this version of pfl_lightning reads format 2: .* a later version later ones",
+    ):
         read_run(tmp_path)
 
 
