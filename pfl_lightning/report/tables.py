@@ -155,9 +155,7 @@ def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
     found = [
         replace(accuracy(headline), is_headline=True, highest_is_best=True),
         Column(f"{name}std", f"std over clients{bracket}, %", of(headline, "std"), 100),
-        Column(
-            f"{name}worst_decile", f"worst decile{bracket}, %", of(headline, "worst_decile"), 100, highest_is_best=True
-        ),
+        Column(f"{name}worst_decile", f"worst decile{bracket}, %", worst, 100, highest_is_best=True),
         *(accuracy(figure) for figure in FIGURES if figure != headline),
     ]
     if target is not None:
