@@ -226,11 +226,13 @@ def row_labels(block: Sequence[Group]) -> list[str]:
     everywhere = [path for path in differing(known) if _tells(path)] if known else []
     labels = []
     for row, name in zip(block, names, strict=True):
-        same = [run for run, other in zip(firsts, names, strict=True) if other == name]
+        of_study = any(run.place is not None for run in row)
+        others = names if of_study else [run.method for run in firsts]
+        same = [run for run, other in zip(firsts, others, strict=True) if other == name]
         paths = differing([run.options for run in same])
         if not all(run.config for run in same):
             paths = [path for path in paths if all(path in run.options for run in same)]
-        further = [] if any(run.place is not None for run in row) else everywhere
+        further = [] if of_study else everywhere
         label = ", ".join([name, *values_of(row[0].options, list(dict.fromkeys([*paths, *further])))])
         labels.append(label if row[0].finished else f"{label}, unfinished")
     for label in [label for label, times in Counter(labels).items() if times > 1]:

@@ -82,7 +82,7 @@ def test_same_seed_same_weights():
         (lambda: FedPACCNN((28, 28)), r"input_shape=\(channels, height, width\)"),
         (lambda: FedPACCNN((1, 28, 28), convolutions=4), "2 or 3 convolutions, got convolutions=4"),
         (lambda: FedPACCNN((3, 32, 32), paddings=(0, 1)), "needs 3 paddings"),
-        (lambda: FedPACCNN((3, 32, 32), out_features=0), "out_features"),
+        (lambda: FedPACCNN((3, 32, 32), out_features=0), "needs positive widths"),
         (lambda: SmallCNN((1, 3, 8)), r"\(1, 3, 8\) is too small for SmallCNN with 2 convolutions.*0 x 2 pixels"),
         (lambda: SmallCNN((1, 0, 8)), "positive integers"),
         (lambda: SmallCNN((1, 8, 8), channels=()), "at least one convolution"),

@@ -70,9 +70,9 @@ def test_settings_have_the_names_of_the_study(tmp_path):
     assert rows(*same_data) == [("few", "FedAvg", 1), ("many", "FedAvg", 1)]
 
 
-def test_studies_with_a_row_of_one_name_are_named(tmp_path):
+def test_rows_of_one_name_in_two_studies_are_named_by_what_differs(tmp_path):
     folders = [write(tmp_path / name, "FedAvg", method_arguments={"lr": lr}) for name, lr in (("a", 0.1), ("b", 0.2))]
-    assert rows(*folders) == [("", "FedAvg (a), lr=0.1", 1), ("", "FedAvg (b), lr=0.2", 1)]
+    assert rows(*folders) == [("", "FedAvg, lr=0.1", 1), ("", "FedAvg, lr=0.2", 1)]
 
 
 def test_a_run_beside_a_study_is_named_by_what_differs(tmp_path):
