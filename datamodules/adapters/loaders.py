@@ -15,9 +15,8 @@ from lightning.pytorch import LightningDataModule
 from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
-from pfl_lightning.datamodules.adapters.loading.loader_classes import find_classes
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of, warn_of_other_items
-from pfl_lightning.datamodules.adapters.sources import source_of
+from pfl_lightning.datamodules.adapters.sources import find_classes, source_of
 from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
 from pfl_lightning.datamodules.clients.loaded import warn_unless_federated
 from pfl_lightning.datamodules.clients.samples import Samples

@@ -18,10 +18,9 @@ from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSourc
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, known_names
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
-from pfl_lightning.datamodules.adapters.loading.loader_classes import filled
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
-from pfl_lightning.datamodules.adapters.sources import source_of
+from pfl_lightning.datamodules.adapters.sources import filled, source_of
 from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes

@@ -1,10 +1,10 @@
-"""Items of a user's loader: which they are, in which order they come, who reads them."""
+"""Items of a user's loader: which they are, of which classes, in which order they come, who reads them."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from pfl_lightning.datamodules.adapters.item_source import (
     OwnItems,
     Workers,
 )
+from pfl_lightning.datamodules.adapters.labels import classes_of, known_names
 from pfl_lightning.datamodules.adapters.loading.orders import (
     Order,
     SampledOrder,
@@ -43,6 +44,7 @@ from pfl_lightning.datamodules.adapters.loading.orders import (
 )
 from pfl_lightning.datamodules.adapters.loading.streams import Kept, iterates_by_itself
 from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 
 
 def source_of(
@@ -135,13 +137,6 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     return type(loader.sampler) in WHOLE and gives_each_once(loader.sampler) and selection_of(loader) is None
 
 
-def one_class(source: ItemSource) -> Ints:
-    """The class 0 for every item, where items have none; of a stream of unknown length for one item."""
-    if isinstance(source.dataset, IterableDataset) and not hasattr(source.dataset, "__len__"):
-        return np.zeros(1, dtype=np.int64)
-    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
-
-
 def check_sampler(loader: DataLoader[Any], name: str) -> None:
     """Refuse a sampler of something else than numbers of items, of which each is of one client.
 
@@ -182,6 +177,9 @@ LISTS = (list, tuple, range, Tensor, np.ndarray)
 
 WHOLE = (RandomSampler, SequentialSampler)
 """Samplers of all items of a collection."""
+
+Sources = Mapping[str, Sequence[ItemSource]]
+"""The data sets of each stage."""
 
 FEW = 1000
 """Items of a data set of which random passes may be the same by chance."""
@@ -264,3 +262,77 @@ def _flat(given: Iterable[Any]) -> set[int]:
 
 def _is_place(value: Any) -> bool:
     return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
+
+
+@dataclass(frozen=True)
+class LoaderClasses:
+    """Classes of the items of all loaders.
+
+    Attributes:
+        are_known: Whether items have classes.
+        names: Their names; one where there are none.
+        by_stage: The class of every item of each data set of a stage; 0 where there are none.
+    """
+
+    are_known: bool
+    names: tuple[str, ...]
+    by_stage: dict[str, list[Ints]]
+
+
+def find_classes(
+    sources: Sources,
+    partition: Partitioner,
+    labels: Callable[[Any], Any] | None,
+    class_names: Sequence[str] | None,
+) -> LoaderClasses:
+    """The classes of all items; no item is read for them unless the rule needs them.
+
+    Args:
+        sources: The data sets of each stage.
+        partition: The rule.
+        labels: See :class:`~pfl_lightning.datamodules.FromLoaders`.
+        class_names: See :class:`~pfl_lightning.datamodules.FromLoaders`.
+
+    Raises:
+        PartitionError: The rule needs classes, and items have none.
+        ValueError: Whole numbers that were said to be classes cannot be.
+    """
+    # A file's rule goes on with the class proportions of the rule that it was written by.
+    read = partition.needs_labels or partition.fixed_train
+    found = {name: [classes_of(each.dataset, labels, read=read) for each in own] for name, own in sources.items()}
+    sets = {f"{name} set" + (f" {n}" if n else ""): one for name, own in found.items() for n, one in enumerate(own)}
+    known = {name: classes for name, classes in sets.items() if classes is not None}
+    names: tuple[str, ...] | None = None
+    if len(known) == len(sets):
+        said = partition.needs_labels or labels is not None or class_names is not None
+        # Numbers of persons, files or prices, most of them there once: a client's have no item in a test set.
+        number, items = len(np.unique(known["train set"])), len(known["train set"])
+        alone = list(sources) == ["train"] and number == items
+        if said or read or not (alone or (items >= 100 and 2 * number > items)):
+            names = known_names(class_names, sources["train"][0].dataset, known, said)
+    elif partition.needs_labels:
+        without = next(name for name in sets if name not in known)
+        raise PartitionError(
+            f"{type(partition).__name__} needs classes, and the items of the {without} have none that is a "
+            "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
+            "the first of several labels. For a regression use IID, or Quantity on top of it"
+        )
+    return LoaderClasses(names is not None, names or ("0",), filled(sources, found, names is not None))
+
+
+def one_class(source: ItemSource) -> Ints:
+    """The class 0 for every item, where items have none; of a stream of unknown length for one item."""
+    if isinstance(source.dataset, IterableDataset) and not hasattr(source.dataset, "__len__"):
+        return np.zeros(1, dtype=np.int64)
+    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
+
+
+def filled(sources: Sources, found: Mapping[str, Sequence[Ints | None]], are_known: bool) -> dict[str, list[Ints]]:
+    """The class of every item of each data set of a stage; 0 where it has none, or none are known."""
+    return {
+        name: [
+            classes if are_known and classes is not None else one_class(source)
+            for source, classes in zip(own, found[name], strict=True)
+        ]
+        for name, own in sources.items()
+    }

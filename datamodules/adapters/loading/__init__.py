@@ -2,7 +2,6 @@
 
 =============================================  ====================================================================
 ``stages``, ``combined``                       loaders of a project by stage; several loaders of one stage
-``loader_classes``                             classes of items, where a partition needs them
 ``streams``                                    batches of a client's own loader
 ``orders``                                     samplers of the user's own
 ``plain_values``                               plain attributes of a data set, which worker processes are told
