@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -17,7 +18,7 @@ from pfl_lightning.data import checked_length
 from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OneAtATime
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, known_names
-from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, Shape, StageLoaders
+from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
 from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, for_another_process, loaders_of
 from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.sources import filled, source_of
@@ -76,7 +77,7 @@ class FromSilos(ItemDataModule):
         )
         self.silos = [as_datamodule(silo, client, batch_size) for client, silo in enumerate(silos)]
         self._sources: list[dict[str, tuple[ItemSource, ...]]] = []
-        self._shapes: list[dict[str, Shape | None]] = []
+        self._shapes: list[dict[str, CombinedLoader | None]] = []
         self._batches: list[BatchSizes] = []
         self._classes: list[dict[str, list[Tensor]]] = []
         self._starts: list[int] = []

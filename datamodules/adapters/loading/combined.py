@@ -24,29 +24,16 @@ class _Leaf:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How several loaders are combined.
-
-    Attributes:
-        structure: A list, a dictionary, ..., with something at the place of each loader.
-        mode: The mode of a CombinedLoader.
-    """
-
-    structure: Any
-    mode: Literal["min_size", "max_size_cycle", "max_size", "sequential"]
-
-
-@dataclass(frozen=True)
 class StageLoaders:
     """Loaders of one stage.
 
     Attributes:
         loaders: The loaders, in the order of ``dataloader_idx``.
-        shape: How they are combined; ``None`` for a single loader as it is.
+        shape: How they are combined, with something at the place of each; ``None`` for a single loader as it is.
     """
 
     loaders: tuple[Any, ...]
-    shape: Shape | None = None
+    shape: CombinedLoader | None = None
 
     @property
     def first(self) -> DataLoader[Any]:
@@ -60,7 +47,7 @@ class StageLoaders:
 
         Example:
             >>> found = StageLoaders.of({"a": DataLoader([1]), "b": DataLoader([2])}, training=True)
-            >>> len(found.loaders), found.shape.mode
+            >>> len(found.loaders), combining_mode(found.shape)
             (2, 'max_size_cycle')
         """
         while not training and isinstance(given, list | tuple) and len(given) == 1:
@@ -71,7 +58,7 @@ class StageLoaders:
             given = CombinedLoader(given, TRAINED if training else EVALUATED)
         places = CombinedLoader(given.iterables, combining_mode(given))
         places.flattened = [_Leaf() for _ in given.flattened]
-        return cls(tuple(given.flattened), Shape(places.iterables, combining_mode(given)))
+        return cls(tuple(given.flattened), places)
 
 
 class CombinedSplit:
@@ -94,7 +81,7 @@ class CombinedSplit:
         {'a': [2], 'b': [3]}
     """
 
-    def __init__(self, parts: Sequence[ItemSplit], shape: Shape) -> None:
+    def __init__(self, parts: Sequence[ItemSplit], shape: CombinedLoader) -> None:
         self.parts, self.shape = tuple(parts), shape
 
     def __len__(self) -> int:
@@ -158,8 +145,8 @@ class CombinedBatches(CombinedLoader):
 
     augmented = True
 
-    def __init__(self, shape: Shape, loaders: Sequence[ItemLoader]) -> None:
-        super().__init__(shape.structure, shape.mode)
+    def __init__(self, shape: CombinedLoader, loaders: Sequence[ItemLoader]) -> None:
+        super().__init__(shape.iterables, combining_mode(shape))
         self.flattened = list(loaders)
         self.batch_size = loaders[0].batch_size
 
