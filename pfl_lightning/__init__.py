@@ -19,6 +19,7 @@ What a run is made of
 ``state``, ``seeding``, ``metrics``      states and checkpoints; seeds by purpose; accuracies of clients
 Throughout
 ``errors``, ``checks``, ``names``        errors with client and round; checks of arguments; what names stand for
+``notices``                              warnings that are shown once, with their client
 ``older_package``                        projects that import ``pytorch_lightning``
 ``lightning_private``                    private names of Lightning that are used
 =======================================  ==========================================================================

@@ -11,6 +11,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_lightning.notices import named_clients, shown_before
+
 __all__ = ["AccuracySummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
 
 
@@ -155,8 +157,6 @@ def over_clients(
         >>> over_clients("val_f1", {0: 0.5, 1: 0.8}, {0: 10, 1: 20})
         {'val_f1': 0.7}
     """
-    from pfl_lightning.engines.notices import named_clients, shown_before  # which is above this module
-
     known = {client: value for client, value in values.items() if not math.isnan(value)}
     left_out = sorted(values.keys() - known.keys())
     new = [client for client in left_out if not shown_before("undefined", name, client)]

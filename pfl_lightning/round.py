@@ -14,10 +14,10 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.engines.notices import shown_before
 from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, InvalidMessageError
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
+from pfl_lightning.notices import shown_before
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.image import Growth, Snapshot

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfl_lightning.engines.notices import forget_shown
 from pfl_lightning.metrics import over_clients
+from pfl_lightning.notices import forget_shown
 
 VALUES = st.floats(-1e3, 1e3) | st.just(math.nan)
 REFERENCES = {"sum": np.nansum, "min": np.nanmin, "max": np.nanmax}

@@ -11,10 +11,10 @@ from torch import nn
 
 from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
 from pfl_lightning.drop_in.outer.traveling import outline
-from pfl_lightning.engines.notices import silence
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.messages import State
+from pfl_lightning.notices import silence
 from pfl_lightning.state.checkpoints.file import FEDERATION
 from pfl_lightning.state.equality import same
 

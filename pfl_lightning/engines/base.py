@@ -30,7 +30,6 @@ from pfl_lightning.engines.lifecycle import (
     phase_data,
     trains,
 )
-from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work
 from pfl_lightning.errors import ClientError
@@ -43,6 +42,7 @@ from pfl_lightning.fit.tasks import (
     PhaseResult,
 )
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.notices import naming_clients
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
 
 __all__ = ["Engine"]

@@ -20,11 +20,11 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import check_finite_losses, means
-from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.schedules import StepCount, advance
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.lightning_private import keep_fewer_signals
+from pfl_lightning.notices import silence
 from pfl_lightning.seeding import seeded_generator
 
 __all__ = ["NothingProfiled", "TrainerEngine"]

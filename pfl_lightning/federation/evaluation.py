@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.engines import EvaluationResult
-from pfl_lightning.engines.notices import named_clients
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.lightning_private import set_batches_that_stepped
 from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.notices import named_clients
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation

@@ -16,7 +16,6 @@ from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine
-from pfl_lightning.engines.notices import forget_shown
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_callbacks, check_strategy, end_by_rounds
@@ -26,6 +25,7 @@ from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.public import check_public
 from pfl_lightning.lightning_private import has_trainer
 from pfl_lightning.names import method_named
+from pfl_lightning.notices import forget_shown
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import MethodFactory

@@ -13,8 +13,8 @@ from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.advice import single_item_advice
 from pfl_lightning.engines.lifecycle import enter_phase
-from pfl_lightning.engines.notices import named_clients
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.notices import named_clients
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.closures import copy_module
 

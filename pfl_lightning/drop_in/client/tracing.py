@@ -19,8 +19,8 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
-from pfl_lightning.engines.notices import naming_clients, silence
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.notices import naming_clients, silence
 
 __all__ = ["Trace", "in_parametrization", "trace_batch"]
 

@@ -15,11 +15,11 @@ from torchmetrics import Metric
 
 from pfl_lightning.drop_in.features.capture import FeatureCapture, classes_of_batch
 from pfl_lightning.drop_in.fits.module_calls import call_step, patched
-from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.lightning_private import attached
+from pfl_lightning.notices import silence
 
 __all__ = ["FeaturePass"]
 

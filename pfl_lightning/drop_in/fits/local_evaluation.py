@@ -23,13 +23,13 @@ from pfl_lightning.drop_in.fits.module_calls import call_step, lent_to_trainer, 
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
 from pfl_lightning.drop_in.fits.resume import Counts, set_counts
 from pfl_lightning.engines.advice import needs_no_trainer
-from pfl_lightning.engines.notices import silence
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.functional.numerics import hits
 from pfl_lightning.lightning_private import combining_mode
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.notices import silence
 
 if TYPE_CHECKING:
     from pfl_lightning.drop_in.client.user_module import UserModule

@@ -15,7 +15,6 @@ from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, local_fit, trains
-from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.vectorized.compiled import ComputationFactory
@@ -33,6 +32,7 @@ from pfl_lightning.fit.tasks import (
     FitTask,
     PhaseResult,
 )
+from pfl_lightning.notices import naming_clients
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
 
 __all__ = ["VectorizedEngine"]

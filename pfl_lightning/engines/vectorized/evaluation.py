@@ -9,7 +9,6 @@ import torch
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.lifecycle import SplitMetrics, enter_phase, forget_preparation, load_own_state, local_fit
-from pfl_lightning.engines.notices import naming_clients
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.engines.vectorized.groups import Groups, PerModule
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
@@ -17,6 +16,7 @@ from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, 
 from pfl_lightning.engines.vectorized.stacked_evaluation import score_stack
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import EvaluationResult, EvaluationTask, FitEnvironment
+from pfl_lightning.notices import naming_clients
 from pfl_lightning.seeding import Purpose
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.notices import shown_before
 from pfl_lightning.engines.sequential import SequentialEngine
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
 from pfl_lightning.engines.workers.pool import InWorkerError, Job, WorkerHost, WorkerPool
@@ -33,6 +32,7 @@ from pfl_lightning.fit.tasks import (
     PhaseResult,
 )
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.notices import shown_before
 
 __all__ = ["HostCopies", "PayloadBuilder", "WorkerEngine"]
 

@@ -21,11 +21,11 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.engines.notices import remembering_in
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, pack_error, unpack
 from pfl_lightning.errors import ClientCodeError, ConfigurationError
 from pfl_lightning.fit.tasks import Clock, EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.messages import Broadcast, State
+from pfl_lightning.notices import remembering_in
 
 __all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
 
