@@ -60,8 +60,8 @@ def assert_evaluations_agree(fit, *, atol=1e-5, data=None, engine=None, **option
     vectorized = VectorizedEngine(forward="vmap", **settings)
     got = evaluate(federation, vectorized)
     assert not vectorized._warned
-    assert not vectorized._reasons
-    assert not vectorized._evaluation.alone
-    assert not vectorized._evaluation.forward_alone
+    assert not vectorized.fits.reasons
+    assert not vectorized.evaluation.groups.reasons
+    assert not vectorized.evaluation.forward.reasons
     assert_scores_agree(got, evaluate(federation, SequentialEngine(**settings)), atol)
     return got

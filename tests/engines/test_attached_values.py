@@ -133,9 +133,8 @@ def test_wrong_numbers_of_values_are_refused():
 
 
 def test_inputs_of_a_step_name_the_values():
-    parts = [torch.full((2,), float(number)) for number in range(5)]
-    step = StepInputs({"w": parts[0]}, {}, (parts[1], parts[2], parts[4]), parts[3])
-    assert step.names() == ("w", 3, False)
+    parts = [torch.full((2,), float(number)) for number in range(4)]
+    step = StepInputs({"w": parts[0]}, {}, (parts[1], parts[2], parts[3]))
+    assert step.names() == ("w", 3)
     again = step.like(step.tensors())
-    assert [part is other for part, other in zip(again.tensors(), step.tensors(), strict=True)] == [True] * 5
-    assert again.scales is parts[3]
+    assert [part is other for part, other in zip(again.tensors(), step.tensors(), strict=True)] == [True] * 4

@@ -7,17 +7,16 @@ from typing import ClassVar
 
 import pytest
 import torch
-from _helpers.toy import CLIENTS, Toy, quiet_trainer, run, tiny_encoder
+from _helpers.toy import CLIENTS, Toy, assert_same, quiet_trainer, run, tiny_encoder, whole_state
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.engines import ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.engines.lifecycle import begin
-from pfl_lightning.engines.vectorized.phase import LossScaling
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitTask
-from pfl_lightning.methods import SCAFFOLD, FedAvg, FedETF, HypCluster, LocalOnly
+from pfl_lightning.methods import SCAFFOLD, FedAvg, FedPAC, HypCluster, LocalOnly
 
 
 class _Remembers(MixedPrecision):
@@ -67,14 +66,12 @@ def test_a_hook_before_the_step_sees_gradients_without_the_scale():
     assert norms["clipped"] == pytest.approx(norms["16"])
 
 
-def test_gradients_of_a_scalar_parameter_are_unscaled():
-    """FedETF has one."""
-    assert any(parameter.ndim == 0 for parameter in FedETF(tiny_encoder((6,)), 3).parameters())
-    scaling = LossScaling(torch.amp.GradScaler("cpu", init_scale=4.0), 3, torch.device("cpu"))
-    gradients = {"scale": torch.tensor([8.0, torch.inf, 2.0]), "weight": torch.full((3, 2), 4.0)}
-    assert scaling.unscale(gradients) == [1]
-    assert gradients["scale"][[0, 2]].tolist() == [2.0, 0.5]
-    assert gradients["weight"].tolist() == [[1.0, 1.0]] * 3
+def test_half_precision_with_loss_scales_runs_one_by_one():
+    half, method = {"plugins": [MixedPrecision("16-mixed", "cpu")]}, partial(FedPAC, lr=0.05)
+    engine = VectorizedEngine(forward="vmap")
+    assert_same(whole_state(run(method, engine=engine, **half)), whole_state(run(method, **half)))
+    (line,) = engine._warned
+    assert "loss scale, and clients run one by one; use bf16-mixed" in line
 
 
 def test_what_a_client_keeps_of_a_message_lies_where_its_model_is():

@@ -2,7 +2,7 @@
 
 A fit goes through the files as follows. ``engine`` takes the tasks in ``groups``; ``limits`` tells which clients cannot
 be vectorized, and why. ``stack`` stacks the members' parameters and buffers along a leading axis, and ``phase`` trains
-the stack through one phase, with losses scaled and gradients clipped: ``batches`` stacks the clients' next batches,
+the stack through one phase, with gradients clipped: ``batches`` stacks the clients' next batches,
 ``step`` runs forward and backward pass under ``vmap``, which may be ``compiled``, or captured as a ``cuda_graph``, and
 ``optimizer`` steps the stacked parameters.
 

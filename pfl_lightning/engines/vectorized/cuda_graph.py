@@ -49,7 +49,7 @@ class _Captured:
     """Tensors that a graph reads and writes.
 
     Attributes:
-        inputs: Inputs; parameters and buffers are the stack's memory, batch and scales the graph's, to be filled.
+        inputs: Inputs; parameters and buffers are the stack's memory, the batch is the graph's, to be filled.
         outputs: Outputs, overwritten by each replay.
     """
 
@@ -61,7 +61,7 @@ class GraphedComputation:
     """Computation that captures another one for all clients and a whole batch, and replays it.
 
     The parameters and buffers of the stack stay where they are during a phase: the optimizer changes them in place, and
-    the graph reads and changes them there. The batch and the scales are copied into memory of the graph. Other batches
+    the graph reads and changes them there. The batch is copied into memory of the graph. Other batches
     (of some of the clients, or of another size) and those of fewer clients are computed as before, until the shapes
     return; so is everything once a capture has failed, or where a step draws random numbers: their streams under
     replay are not those that seeds give elsewhere.
@@ -102,7 +102,8 @@ class GraphedComputation:
             self._captured = self._capture(self._recorder, inputs, index)
         if self._captured is None:
             return self._compute(inputs, index)
-        _fill(self._captured.inputs, inputs)
+        for part, filled in zip(inputs.batch, self._captured.inputs.batch, strict=True):
+            filled.copy_(part, non_blocking=True)
         self._recorder.replay()
         return self._captured.outputs
 
@@ -121,11 +122,7 @@ class GraphedComputation:
         return outputs
 
     def _capture(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> _Captured | None:
-        own = replace(
-            inputs,
-            batch=tuple(part.clone() for part in inputs.batch),
-            scales=None if inputs.scales is None else inputs.scales.clone(),
-        )
+        own = replace(inputs, batch=tuple(part.clone() for part in inputs.batch))
         try:
             return _Captured(own, recorder.capture(lambda: self._compute(own, index)))
         except torch.OutOfMemoryError:
@@ -147,11 +144,4 @@ def _stack_key(inputs: StepInputs) -> tuple[Any, ...]:
 
 def _batch_key(inputs: StepInputs) -> tuple[Any, ...]:
     """Key of the batches: shapes and types."""
-    return *((part.shape, part.dtype) for part in inputs.batch), inputs.scales is None
-
-
-def _fill(own: StepInputs, given: StepInputs) -> None:
-    for part, filled in zip(given.batch, own.batch, strict=True):
-        filled.copy_(part, non_blocking=True)
-    if own.scales is not None and given.scales is not None:
-        own.scales.copy_(given.scales, non_blocking=True)
+    return tuple((part.shape, part.dtype) for part in inputs.batch)

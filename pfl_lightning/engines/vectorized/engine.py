@@ -16,11 +16,11 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, local_fit, trains
 from pfl_lightning.engines.schedules import handed_on
-from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
+from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
 from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
-from pfl_lightning.engines.vectorized.groups import Groups, PerModule
-from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, reason_against
+from pfl_lightning.engines.vectorized.groups import Groups
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, refuse_unusual
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
 from pfl_lightning.errors import FederationError
@@ -67,8 +67,8 @@ class VectorizedEngine(Engine):
     the batches that are computed together, returns a loss term in some steps, only, or has settings of its own for the
     optimizer, from a buffer that ``configure_optimizers`` reads. So does a client alone in its
     group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
-    ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed`` every
-    client has a loss scale of its own, and skips steps of its own.
+    ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed``, in
+    which every client has a loss scale of its own, all do: ``bf16-mixed`` needs none.
 
     Args:
         clients_per_batch: Largest number of clients trained, or evaluated, together. Memory on the device grows with
@@ -115,9 +115,8 @@ class VectorizedEngine(Engine):
         self._clip = None if gradient_clip_val is None else clip
         self._warned: set[str] = set()
         self._computations = ComputationFactory(compile, cuda_graphs, self.log)
-        self._reasons = PerModule[str]()  # not to train its clients together
-        self._fits = Groups[FitTask, FitResult](clients_per_batch, self.log)
-        self._evaluation = StackedEvaluation(self)
+        self.fits = Groups[FitTask, FitResult](clients_per_batch, self.log, "trained")
+        self.evaluation = StackedEvaluation(self)
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -128,7 +127,7 @@ class VectorizedEngine(Engine):
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
         """Run the local fits of a round, those of one architecture together; see :meth:`Engine.run`."""
         one_by_one = super().run
-        return self._fits.run(
+        return self.fits.run(
             tasks,
             together=lambda client, group: self._fit_together(client, group, environment),
             alone=lambda client, group: one_by_one(((client, task) for task in group), environment),
@@ -139,24 +138,20 @@ class VectorizedEngine(Engine):
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients, as many at once as allowed; see :meth:`Engine.evaluate`."""
-        return self._evaluation.run(tasks, environment, super().evaluate)
+        return self.evaluation.run(tasks, environment, super().evaluate)
 
     def _fit_together(
         self, client: FederatedClient, group: list[FitTask], environment: FitEnvironment
     ) -> Iterator[FitResult] | None:
         """Run tasks of one architecture at once; ``None`` where they are to be run one by one."""
-        if len(group) == 1 or not self.trains_together(client, environment) or self.must_run_alone(client):
+        if not self.trains_together(client, environment):
             return None
+        refuse_unusual(client)
         start = time.perf_counter()
         try:
             with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
                 members = self._train(client, group, environment)
-        except CannotVectorizeError as error:
-            self._reasons[client] = error.reason
-            if not error.silent:
-                self.log(f"{error.reason}. Its clients are trained one by one, as under SequentialEngine")
-            return None
-        except (torch.OutOfMemoryError, FederationError):
+        except (CannotVectorizeError, torch.OutOfMemoryError, FederationError):
             raise
         except Exception as error:  # one by one, it belongs to a known client
             _log.debug("the training of %d clients at once ended", len(group), exc_info=error)
@@ -170,16 +165,6 @@ class VectorizedEngine(Engine):
             with naming_clients(member.context.client, round=member.context.round):
                 result = self._conclude(client, member, environment, seconds)
             yield result
-
-    def must_run_alone(self, client: FederatedClient) -> bool:
-        """Whether the client's training cannot be vectorized; says why, once."""
-        if client not in self._reasons:
-            reason = reason_against(client)
-            if reason is None:
-                return False
-            self._reasons[client] = reason
-            self.log(f"{reason}. Its clients are trained one by one, as under SequentialEngine")
-        return True
 
     def log(self, message: str) -> None:
         """Log a message, unless it was logged before."""
@@ -209,6 +194,9 @@ class VectorizedEngine(Engine):
 
     def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether several clients are trained, or fine-tuned, at once."""
+        if new_scaler(environment) is not None:
+            self.log("under 16-mixed every client has its own loss scale, and clients run one by one; use bf16-mixed")
+            return False
         if self.forward == "vmap" or environment.device.type != "cpu":
             return True
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())

@@ -10,8 +10,8 @@ import torch
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.lifecycle import SplitMetrics, enter_phase, forget_preparation, load_own_state, local_fit
 from pfl_lightning.engines.sequential import frozen_features
-from pfl_lightning.engines.vectorized.groups import Groups, PerModule
-from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes
+from pfl_lightning.engines.vectorized.groups import Groups
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, refuse_unusual
 from pfl_lightning.engines.vectorized.stack import Member, by_kind, full_state, put_state
 from pfl_lightning.engines.vectorized.stacked_evaluation import score_stack
 from pfl_lightning.errors import ClientError
@@ -35,16 +35,16 @@ class StackedEvaluation:
         engine: The engine, which fine-tunes clients, and scores single ones.
 
     Attributes:
-        alone: Modules whose clients are evaluated one by one.
-        forward_alone: Modules whose forward passes are not vectorized.
+        groups: The groups that clients are taken in.
+        forward: The same of modules whose forward passes are not vectorized.
     """
 
     def __init__(self, engine: VectorizedEngine) -> None:
         self._engine = engine
-        self._groups = Groups[EvaluationTask, EvaluationResult](
-            engine.clients_per_batch, engine.log, " in the evaluation"
+        self.groups, self.forward = (
+            Groups[EvaluationTask, EvaluationResult](engine.clients_per_batch, engine.log, "evaluated")
+            for _ in range(2)
         )
-        self.alone, self.forward_alone = PerModule[bool](), PerModule[bool]()
 
     def run(
         self,
@@ -59,39 +59,29 @@ class StackedEvaluation:
             environment: Settings of the outer Trainer and of the run.
             one_by_one: Evaluates clients that cannot be evaluated together.
         """
-        return self._groups.run(
+        return self.groups.run(
             tasks,
-            together=lambda client, group: self._try_together(client, group, environment),
+            together=lambda client, group: self._together(client, group, environment),
             alone=lambda client, group: one_by_one(((client, task) for task in group), environment),
             keep=lambda result: result,
         )
 
-    def _try_together(
+    def _together(
         self, client: FederatedClient, group: list[EvaluationTask], environment: FitEnvironment
     ) -> list[EvaluationResult] | None:
         """Results of clients of one architecture; ``None`` where they are to be evaluated one by one."""
-        results = None
-        while results is None and self._goes_together(client, group, environment):
-            try:
-                with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
-                    results = self._evaluate_together(client, group, environment)
-            except CannotVectorizeError as error:
-                self.alone[client] = True
-                self._log_why(error)
-            except ClientError:
-                return None  # one by one, the error belongs to a known client
-        return results
+        if not self._goes_together(client, environment):
+            return None
+        try:
+            with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
+                return self._evaluate_together(client, group, environment)
+        except ClientError:
+            return None  # one by one, the error belongs to a known client
 
-    def _log_why(self, error: CannotVectorizeError) -> None:
-        if not error.silent:
-            self._engine.log(f"{error.reason}. Its clients are evaluated one by one, as under SequentialEngine")
-
-    def _goes_together(
-        self, client: FederatedClient, group: Sequence[EvaluationTask], environment: FitEnvironment
-    ) -> bool:
+    def _goes_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         # A user-defined LightningModule is evaluated by its own steps, and a method may have its own evaluation.
         own = client.step_module is client and type(client).evaluate is FederatedClient.evaluate
-        if len(group) == 1 or not own or client in self.alone or client.uses_knn_evaluation():
+        if not own or client.uses_knn_evaluation():
             return False
         if client.personalization_phases():
             return self._engine.vectorizes(client, environment)
@@ -103,7 +93,7 @@ class StackedEvaluation:
         On a CPU they take about as long one by one, unless they are very small: there is neither a backward pass nor
         an optimizer's step to share.
         """
-        if client in self.forward_alone or (self._engine.forward == "auto" and environment.device.type == "cpu"):
+        if client in self.forward.reasons or (self._engine.forward == "auto" and environment.device.type == "cpu"):
             return False
         return self._engine.vectorizes(client, environment)
 
@@ -119,8 +109,7 @@ class StackedEvaluation:
             try:
                 scores |= zip(alike, self._scores(client, alike, environment), strict=True)
             except CannotVectorizeError as error:
-                self.forward_alone[client] = True
-                self._log_why(error)
+                self.forward.note(client, error)
                 return None
         put_state(client, members[-1].state)  # as if it had been evaluated after the others
         forget_preparation(client)
@@ -152,8 +141,9 @@ class StackedEvaluation:
         context = task.context
         member = Member(task, context, tuple(client.personalization_phases()))
         if member.phases:
-            if self._engine.must_run_alone(client):
+            if client in self._engine.fits.reasons:
                 raise CannotVectorizeError("its training is not vectorized", silent=True)
+            refuse_unusual(client)
             if self._engine.cache_features:
                 enter_phase(client, member.phases[0])
                 with local_fit(environment):

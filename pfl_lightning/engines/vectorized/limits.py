@@ -31,8 +31,8 @@ __all__ = [
     "explained",
     "guarded_attributes",
     "python_state",
-    "reason_against",
     "refuse_changes",
+    "refuse_unusual",
     "uses_batch_index",
 ]
 
@@ -69,17 +69,20 @@ class NoLogs(dict[str, list[Tensor]]):
         raise _LoggedError(key)
 
 
-def reason_against(client: FederatedClient) -> str | None:
-    """Reason not to vectorize this client's fits, as far as it is visible beforehand; ``None`` if there is none."""
+def refuse_unusual(client: FederatedClient) -> None:
+    """Refuse to vectorize a client's fits, as far as what is against it is visible beforehand.
+
+    Raises:
+        CannotVectorizeError: Says what it is.
+    """
     name = type(client).__name__
     if client.step_module is not client:
-        return f"{name} trains a LightningModule of its own ({type(client.step_module).__name__})"
+        raise CannotVectorizeError(f"{name} trains a LightningModule of its own ({type(client.step_module).__name__})")
     if not client.automatic_optimization:
-        return f"{name} uses manual optimization"
+        raise CannotVectorizeError(f"{name} uses manual optimization")
     for hook in (*HOOKS_TAKEN, *HOOKS_NOT_TAKEN):
         if is_overridden(hook, client):
-            return f"{name} overrides {hook}"
-    return None
+            raise CannotVectorizeError(f"{name} overrides {hook}")
 
 
 def check_elementwise(optimizer: Optimizer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from pfl_lightning.engines.schedules import Scheduler, advance, unpack_optimizer
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_elementwise
 from pfl_lightning.engines.vectorized.stack import put_state
 from pfl_lightning.messages import State
-from pfl_lightning.state.equality import same
 
 __all__ = ["StackedOptimizer", "check_same_settings"]
 
@@ -28,9 +27,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(eq=False)
 class _Group:
-    """Clients that are stepped together: of equal settings, and of equal state but for their rows.
-
-    A client that skipped a step is behind in the number of steps, if the optimizer counts them, or has no momentum yet.
+    """Clients that are stepped together, since their settings are equal.
 
     Attributes:
         rows: Rows of the clients in the stack, in their order.
@@ -55,22 +52,14 @@ class _Group:
                     content[key] = value[: len(rows)]
         self.rows = rows
 
-    def shared(self, parameters: Tensors) -> OptimizerState:
-        """State without rows: numbers of steps, and the names of the tensors that there are."""
-        found = {
-            name: {k: None if self.is_of_rows(v, parameters[name]) else v for k, v in content.items() if v is not None}
-            for name, content in self.state.items()
-        }
-        return {name: content for name, content in found.items() if content}
-
 
 class StackedOptimizer:
     """The optimizer that a client configures, over stacked parameters (K, ...), with a schedule for each client.
 
     The client configures its optimizer over its own parameters; then stacked ones replace them in its groups. So a
     choice by a parameter's name or shape stays valid. Each client takes a step as long as it has batches
-    left; but learning rates may differ, as a client with fewer batches begins its next epoch earlier, and so may the
-    numbers of steps, where some are skipped. Clients that differ in neither are stepped together.
+    left; but learning rates may differ, as a client with fewer batches begins its next epoch earlier. Clients of equal
+    settings are stepped together.
 
     Args:
         client: The module, in the current phase.
@@ -106,18 +95,16 @@ class StackedOptimizer:
         self._may_differ, self._loaded = True, None
 
     @torch.no_grad()
-    def step(self, gradients: Tensors, skipped: Collection[int] = ()) -> None:
+    def step(self, gradients: Tensors) -> None:
         """One step of every client.
 
         Args:
             gradients: By name, (A, ...); a parameter without gradient stays as it is.
-            skipped: The clients that take no step, by row: they stay as they are.
         """
-        if self._may_differ or skipped:
-            self._may_differ = self._regroup(skipped)
+        if self._may_differ and self._schedules:
+            self._regroup()
+        self._may_differ = False
         for group in self._groups:
-            if group.rows[0] in skipped:  # and so are its others
-                continue
             if len(group.rows) == _count(self._tensors):
                 if self._loaded is not group:
                     self._load(group, self._tensors)
@@ -141,37 +128,32 @@ class StackedOptimizer:
         if self._schedules:
             self._may_differ |= self._schedules[client].advance(every_step=False)
 
-    def _regroup(self, skipped: Collection[int]) -> bool:
-        """Group clients that can be stepped together now, those that skip a step apart; whether that may end soon."""
-        self._loaded, same_settings = None, _settings_of(self._optimizer)
-        kinds: list[OptimizerState] = []
-        found: list[tuple[tuple[Any, ...], _Group, list[tuple[int, _Group]]]] = []
-        for group in self._groups:
-            shared = group.shared(self._tensors)
-            kind = next((number for number, other in enumerate(kinds) if same(shared, other)), len(kinds))
-            kinds += [shared] if kind == len(kinds) else []
-            for row in group.rows:
-                settings = _settings_of(self._schedules[row].optimizer) if self._schedules else same_settings
-                key = (kind, row in skipped, settings)
-                members = next((members for other, _, members in found if other == key), None)
-                if members is None:
-                    found.append((key, group, [(row, group)]))
-                else:
-                    members.append((row, group))
-        self._groups = [self._joined(group, settings, sorted(m)) for (_, _, settings), group, m in found]
-        return bool(skipped) or len(kinds) > 1
+    def _regroup(self) -> None:
+        """Group clients by the settings that their schedules give them now."""
+        self._loaded = None
+        found: list[tuple[Settings, list[int]]] = []
+        for row in range(_count(self._tensors)):
+            settings = _settings_of(self._schedules[row].optimizer)
+            rows = next((rows for other, rows in found if other == settings), None)
+            if rows is None:
+                found.append((settings, [row]))
+            else:
+                rows.append(row)
+        self._groups = [self._group_of(rows, settings) for settings, rows in found]
 
-    def _joined(self, like: _Group, settings: Settings, members: Sequence[tuple[int, _Group]]) -> _Group:
-        """A group of clients of several ones that are alike but for their rows."""
-        rows = [row for row, _ in members]
-        if like.rows == rows:
-            return _Group(rows, settings, like.state)
+    def _group_of(self, rows: list[int], settings: Settings) -> _Group:
+        """A group of clients that were in others."""
+        place = {row: (group, index) for group in self._groups for index, row in enumerate(group.rows)}
+        first = place[rows[0]][0]
+        if first.rows == rows:
+            return _Group(rows, settings, first.state)
         state: OptimizerState = {}
-        for name, content in like.shared(self._tensors).items():
+        for name, content in first.state.items():
             state[name] = {}
             for key, value in content.items():
-                own = [group.state[name][key][group.rows.index(row)] for row, group in members if value is None]
-                state[name][key] = _own(value) if value is not None else torch.stack(own)
+                of_rows = first.is_of_rows(value, self._tensors[name])
+                own = [place[row][0].state[name][key][place[row][1]] for row in rows] if of_rows else []
+                state[name][key] = torch.stack(own) if of_rows else _own(value)
         return _Group(rows, settings, state)
 
     def _load(self, group: _Group, tensors: Tensors) -> None:

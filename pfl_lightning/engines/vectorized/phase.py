@@ -1,4 +1,4 @@
-"""One phase of many clients at once: losses scaled, gradients clipped and stepped for each of them."""
+"""One phase of many clients at once: gradients clipped and stepped for each of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.lifecycle import check_finite_losses
-from pfl_lightning.engines.sequential import new_scaler, passed_through
+from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
@@ -20,58 +20,9 @@ from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["LossScaling", "clip_per_client", "run_stacked_phase"]
+__all__ = ["clip_per_client", "run_stacked_phase"]
 
 Tensors = Mapping[str, Tensor]
-
-
-class LossScaling:
-    """Loss scales of many clients; each follows its client's gradients as ``GradScaler`` does.
-
-    Args:
-        scaler: A new scaler, whose settings all clients start with.
-        count: Number of clients, K.
-        device: Where they train.
-    """
-
-    def __init__(self, scaler: torch.amp.GradScaler, count: int, device: torch.device) -> None:
-        self.scales = torch.full((count,), scaler.get_scale(), device=device)
-        self._good_steps = torch.zeros(count, dtype=torch.int32, device=device)
-        self._growth, self._backoff = scaler.get_growth_factor(), scaler.get_backoff_factor()
-        self._interval = scaler.get_growth_interval()
-
-    def narrow(self, count: int) -> None:
-        """Go on with the first clients."""
-        self.scales, self._good_steps = self.scales[:count], self._good_steps[:count]
-
-    @torch.no_grad()
-    def unscale(self, gradients: Tensors) -> list[int]:
-        """Divide the gradients (A, ...) by the scales, in place, and move the scales.
-
-        Returns:
-            Rows of the clients with a non-finite gradient, which must take no step.
-        """
-        inverse = self.scales.double().reciprocal().float()
-        overflowed = torch.zeros_like(inverse, dtype=torch.bool)
-        for gradient in gradients.values():
-            flat = gradient.reshape(len(gradient), -1)  # a scalar parameter's are (A,)
-            largest = torch.linalg.vector_norm(flat, ord=torch.inf, dim=1)  # NaN where there is one
-            overflowed |= ~torch.isfinite(largest)
-        for gradient in gradients.values():
-            gradient.mul_(_broadcast(inverse, gradient))
-        self._update(overflowed)
-        return [row for row, over in enumerate(overflowed.tolist()) if over]
-
-    def _update(self, overflowed: Tensor) -> None:
-        steps = torch.where(overflowed, 0, self._good_steps + 1)
-        grown = steps == self._interval
-        larger = self.scales * self._growth
-        self.scales = torch.where(
-            overflowed,
-            self.scales * self._backoff,
-            torch.where(grown & torch.isfinite(larger), larger, self.scales),
-        )
-        self._good_steps = torch.where(grown, 0, steps)
 
 
 @torch.no_grad()
@@ -99,12 +50,7 @@ def clip_per_client(gradients: Tensors, limit: float, algorithm: str) -> None:
     norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients.values()])
     scale = (limit / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
-        gradient.mul_(_broadcast(scale, gradient))
-
-
-def _broadcast(values: Tensor, gradient: Tensor) -> Tensor:
-    """Values of the clients (A,), reshaped to be multiplied with a gradient (A, ...)."""
-    return values.view(-1, *[1] * (gradient.ndim - 1)).to(gradient.dtype)
+        gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)).to(gradient.dtype))
 
 
 def run_stacked_phase(
@@ -138,9 +84,7 @@ def run_stacked_phase(
         with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
             step = StackedStep(client, computations.make(client, phase, environment))
             batches = StackedBatches(ordered, environment, uses_batch_index(client))
-            scaler = new_scaler(environment)
-            scaling = None if scaler is None else LossScaling(scaler, len(ordered), environment.device)
-            losses = _Run(stack, step, optimizer, scaling).train(ordered, batches, clip)
+            losses = _Run(stack, step, optimizer).train(ordered, batches, clip)
     finally:
         for stream in streams.values():
             stream.close()
@@ -160,13 +104,10 @@ class _Run:
         stack: The clients, longest first.
         step: Forward and backward pass.
         optimizer: Of the phase.
-        scaling: Of the losses, in half precision.
     """
 
-    def __init__(
-        self, stack: Stack, step: StackedStep, optimizer: StackedOptimizer, scaling: LossScaling | None = None
-    ) -> None:
-        self._stack, self._step, self._optimizer, self._scaling = stack, step, optimizer, scaling
+    def __init__(self, stack: Stack, step: StackedStep, optimizer: StackedOptimizer) -> None:
+        self._stack, self._step, self._optimizer = stack, step, optimizer
         self._held = [name for group in self._optimizer.names for name in group]
         self._count = 0
         self._losses: dict[str, Tensor] = {}
@@ -181,14 +122,12 @@ class _Run:
             if len(active) != self._count:
                 self._narrow(len(active))
             gradients = self._gradients(active, batches, step, (len(streams), steps))
-            skipped = self._scaling.unscale(gradients) if self._scaling is not None else []
             if clip is not None and gradients:
                 clip(gradients)
-            self._optimizer.step(gradients, skipped)
-            for row in range(len(active)):
-                self._stack.members[row].num_steps += row not in skipped
+            self._optimizer.step(gradients)
             self._optimizer.after_step()
             for row, stream in enumerate(active):
+                self._stack.members[row].num_steps += 1
                 if stream.epoch_ended:
                     self._optimizer.after_epoch(row)
         return {name: values.cpu() for name, values in self._losses.items()}  # once for all clients
@@ -197,8 +136,6 @@ class _Run:
         """Go on with the first clients; the others stay as they are."""
         tensors, self._count = self._stack.tensors, count
         self._step.bind(tensors, count)
-        if self._scaling is not None:
-            self._scaling.narrow(count)
         self._optimizer.bind({name: tensors[name][:count] for name in self._held})
 
     def _gradients(
@@ -207,10 +144,7 @@ class _Run:
         """Gradients of what the optimizer holds."""
         self._step.begin()
         for rows, index, batch in batches.next(active):
-            scales = None if self._scaling is None else self._scaling.scales
-            if scales is not None and rows is not None:
-                scales = scales.index_select(0, rows)
-            for name, values in self._step.run(rows, batch, index, scales).items():
+            for name, values in self._step.run(rows, batch, index).items():
                 if name not in self._losses:
                     self._losses[name] = values.new_zeros(shape)
                 self._losses[name][slice(len(active)) if rows is None else rows, step] = values

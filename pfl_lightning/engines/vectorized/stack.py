@@ -36,7 +36,7 @@ class Member:
         random_state: States of the generators after ``before_fit``, with which ``make_update`` continues.
         features: Features of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
-        num_steps: Number of optimizer steps taken, without those that float16 skipped.
+        num_steps: Number of optimizer steps taken.
         error: Error of the fit, if it failed.
     """
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
@@ -272,21 +271,9 @@ class _StackedScores:
     def _scores(self, own: Tensors, shared: Tensors, inputs: Tensor) -> Tensor:
         state = {**own, **shared}
         given = {f"client.{place}": state[name] for place, name in self._places.items()}
-        with self._environment.precision.forward_context(), _BatchNormInFloat32():
+        with self._environment.precision.forward_context():
             scores: Tensor = functional_call(self._module, given, (inputs,), tie_weights=False)
         return scores
-
-
-class _BatchNormInFloat32(TorchFunctionMode):
-    """Normalizes batches of float16 in float32, as cuDNN does inside, which refuses them under ``vmap``."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Convert the inputs and outputs of ``batch_norm`` alone."""
-        if func is F.batch_norm and args[0].dtype == torch.float16:
-            return func(args[0].float(), *args[1:], **(kwargs or {})).half()
-        return func(*args, **(kwargs or {}))
 
 
 class _Forward(nn.Module):

@@ -46,31 +46,27 @@ class StepInputs:
         trained: Parameters that train.
         others: Frozen parameters, and buffers, which the step may change in place.
         batch: Inputs (R, B, ...), labels (R, B) and, where samples have values, these.
-        scales: Factor of each loss before the backward pass, (R,).
         in_place: Whether parameters and buffers are the stack's memory and not copies.
     """
 
     trained: Tensors
     others: Tensors
     batch: Batches
-    scales: Tensor | None = None
     in_place: bool = True
 
     def names(self) -> tuple[Any, ...]:
         """Names of the tensors."""
-        return (*self.trained, *self.others, len(self.batch), self.scales is None)
+        return (*self.trained, *self.others, len(self.batch))
 
     def tensors(self) -> list[Tensor]:
         """All tensors."""
-        scales = () if self.scales is None else (self.scales,)
-        return [*self.trained.values(), *self.others.values(), *self.batch, *scales]
+        return [*self.trained.values(), *self.others.values(), *self.batch]
 
     def like(self, tensors: Sequence[Tensor]) -> StepInputs:
         """Inputs with other tensors, in the order of :meth:`tensors`."""
         rest = iter(tensors)
         trained, others = ({name: next(rest) for name in part} for part in (self.trained, self.others))
-        batch = tuple(next(rest) for _ in self.batch)
-        return StepInputs(trained, others, batch, next(rest, None), self.in_place)
+        return StepInputs(trained, others, tuple(rest), self.in_place)
 
     def with_own_buffers(self) -> StepInputs:
         """Inputs with copies of what may change."""
@@ -82,7 +78,7 @@ class StepOutputs:
     """Outputs of a step.
 
     Attributes:
-        terms: The loss and its terms, (R,) each, detached and not scaled.
+        terms: The loss and its terms, (R,) each, detached.
         gradients: Gradients of the parameters that the loss uses, in their layout.
         assigned: Buffers to which the step assigned new tensors.
     """
@@ -127,8 +123,7 @@ class EagerComputation:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.trained.items()}
         vectorized = vmap(self._one, in_dims=(0, 0, 0, None), randomness="different")
         terms, assigned = vectorized(leaves, dict(inputs.others), inputs.batch, index)
-        loss = terms["loss"] if inputs.scales is None else terms["loss"] * inputs.scales
-        loss.sum().backward(inputs=list(leaves.values()))
+        terms["loss"].sum().backward(inputs=list(leaves.values()))
         return StepOutputs(
             {name: term.detach() for name, term in terms.items()},
             {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None},
@@ -210,17 +205,16 @@ class StackedStep:
         """Begin another step."""
         self._used, self.gradients = None, {}
 
-    def run(self, rows: Tensor | None, batch: Batches, index: int, scales: Tensor | None = None) -> Terms:
+    def run(self, rows: Tensor | None, batch: Batches, index: int) -> Terms:
         """Compute the losses of some clients, note their gradients, and change buffers.
 
         Args:
             rows: The clients, (R,); ``None`` for all that are bound.
             batch: Inputs and labels of each, and the values attached to its samples, if any are.
             index: Number of the batch in its epoch.
-            scales: Factor of each client's loss before the backward pass, (R,).
 
         Returns:
-            The loss and its terms, (R,) each, detached and not scaled.
+            The loss and its terms, (R,) each, detached.
 
         Raises:
             CannotVectorizeError: The step uses a parameter for some clients only, which an optimizer of stacked
@@ -231,7 +225,7 @@ class StackedStep:
             tensors = {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
         trained, others = ({name: tensors[name] for name in names} for names in (self._trained, self._others))
         versions = {name: tensor._version for name, tensor in others.items()}
-        inputs = StepInputs(trained, others, batch, scales, in_place=rows is None)
+        inputs = StepInputs(trained, others, batch, in_place=rows is None)
         with explained(self._client):
             found = self._compute(inputs, index)
         if self._attributes is not None:  # after the first step

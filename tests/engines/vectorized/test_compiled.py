@@ -191,5 +191,5 @@ def test_memory_errors_are_not_taken_for_a_failed_compilation(early, monkeypatch
 
     monkeypatch.setattr(compiled, "compile_graph", lambda graph: large)
     engine, got = trained(FedAvg)
-    assert "3 clients at once need too much memory; going on with 2 at once" in engine._warned
+    assert "3 clients trained at once need too much memory; going on with 2 at once" in engine._warned
     assert_same(got, plain(FedAvg), atol=1e-6)

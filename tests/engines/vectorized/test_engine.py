@@ -33,7 +33,7 @@ StepLR = torch.optim.lr_scheduler.StepLR
 
 def assert_vectorized(federation):
     """Nothing fell back to SequentialEngine."""
-    assert not federation.engine._reasons
+    assert not federation.engine.fits.reasons
     assert not federation.engine._warned
 
 

@@ -91,8 +91,8 @@ def test_a_forward_that_cannot_be_vectorized_says_why_once(method, reason, fine_
     (line,) = said()
     assert line.endswith("Its clients are evaluated one by one, as under SequentialEngine")
     assert re.search(reason, line), line
-    assert not engine._reasons
-    assert not engine._evaluation.alone
+    assert not engine.fits.reasons
+    assert not engine.evaluation.groups.reasons
 
 
 class OwnScale(FedAvg):
@@ -196,8 +196,8 @@ def test_an_out_of_memory_error_halves_the_group(most, sizes, lines, monkeypatch
     assert_scores_agree(evaluate(federation, engine), evaluate(federation, SequentialEngine()))
     assert found == sizes
     assert len(said()) == lines
-    assert "5 clients at once need too much memory in the evaluation; going on with 3 at once" in said()[0]
-    assert engine._fits.at_once == 32  # fits go on as they were
+    assert "5 clients evaluated at once need too much memory; going on with 3 at once" in said()[0]
+    assert engine.fits.at_once == 32  # fits go on as they were
     found.clear()
     evaluate(federation, engine)
     assert found == ([3, 2] if most == 3 else [])
@@ -216,19 +216,19 @@ def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(monkeypatch,
     assert_scores_agree(
         evaluate(federation, VectorizedEngine(forward="vmap")), evaluate(federation, SequentialEngine())
     )
-    assert said() == [
-        "VectorizedEngine: 3 clients at once need too much memory in the evaluation; going on with 2 at once"
-    ]
+    assert said() == ["VectorizedEngine: 3 clients evaluated at once need too much memory; going on with 2 at once"]
 
 
 def test_the_engine_can_be_pickled():
     engine = VectorizedEngine(7, forward="vmap")
     evaluate(trained(Branches), engine)
-    assert len(engine._evaluation.forward_alone) == 1
+    assert len(engine.evaluation.forward.reasons) == 1
     pickled = pickle.dumps(engine)
     assert b"_parameters" not in pickled  # modules stay where they are
     copy = pickle.loads(pickled)
-    assert (copy.clients_per_batch, len(copy._evaluation.forward_alone), len(copy._evaluation.alone)) == (7, 0, 0)
+    assert copy.clients_per_batch == 7
+    assert not copy.evaluation.forward.reasons
+    assert not copy.evaluation.groups.reasons
 
 
 def test_clients_alone_are_left_to_the_base(monkeypatch):

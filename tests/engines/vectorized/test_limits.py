@@ -192,7 +192,7 @@ def test_an_out_of_memory_error_halves_the_group(most, monkeypatch, said):
     got = run(partial(FedProx, lr=0.05), 2, cohorts=ALL, engine=VectorizedEngine())
     assert sizes == ([5, 3, 2, 3, 2] if most == 3 else [5, 3, 2])
     assert len(said()) == (1 if most == 3 else 3)
-    assert "5 clients at once need too much memory; going on with 3 at once" in said()[0]
+    assert "5 clients trained at once need too much memory; going on with 3 at once" in said()[0]
     assert_same(whole_state(got), whole_state(run(partial(FedProx, lr=0.05), 2, cohorts=ALL)), atol=1e-6)
 
 
@@ -239,5 +239,5 @@ def test_the_engine_can_be_pickled():
     engine = VectorizedEngine(7, gradient_clip_val=0.5)
     run(Hooked, engine=engine)
     copy = pickle.loads(pickle.dumps(engine))
-    assert (copy.clients_per_batch, copy.gradient_clip_val, len(copy._reasons)) == (7, 0.5, 0)
-    assert len(engine._reasons) == 1
+    assert (copy.clients_per_batch, copy.gradient_clip_val, len(copy.fits.reasons)) == (7, 0.5, 0)
+    assert len(engine.fits.reasons) == 1
