@@ -157,7 +157,7 @@ def test_a_client_with_one_sample_is_evaluated_as_it_is():
     quiet_trainer(1).test(federation, Toy(labels, batch_size=9), verbose=False)
     untuned = dict(federation.test_scores)
     settings = Personalization("all", epochs=1, lr=0.5, batch_size=4)
-    message = r"without fine-tuning: client 0, round 1: batch normalization cannot train .* only training sample"
+    message = r"without fine-tuning: client 0, round 1: batch normalization cannot train .* which 1 training sample in"
     for engine in (SequentialEngine(), VectorizedEngine(forward="vmap")):
         with pytest.warns(UserWarning, match=message):
             scores = personalize(federation, settings, Toy(labels, batch_size=9), engine)

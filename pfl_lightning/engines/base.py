@@ -197,7 +197,7 @@ class Engine(ABC):
             with client.on_own_data(context.data), client.lent_data(context.data):
                 found = self.run_phase(client, phase, context, environment, purpose)
         except (ValueError, RuntimeError) as error:
-            better = explained(error, client, phase, context, self.gives_trainer)
+            better = explained(error, client, phase, context)
             if better is error:
                 raise
             raise better from error

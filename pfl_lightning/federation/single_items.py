@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines.advice import single_item_advice
+from pfl_lightning.engines.advice import SINGLE_ITEM
 from pfl_lightning.engines.lifecycle import enter_phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.notices import named_clients
@@ -38,11 +38,10 @@ def check_single_items(clients: Clients, data: FederatedData) -> None:
             continue
         own = [client for client in data.participating if clients.architecture_of[client] == number]
         for phase in model.phases():
-            known = [_sizes(model, data, client, phase) for client in own]
-            sizes = [size for size in known if size is not None]
-            found = [size[0] for size in sizes if size[1]]
+            sizes = [_sizes(model, data, client, phase) for client in own]
+            found = [size[0] for size in sizes if size is not None and size[1]]
             if found and _needs_two(model, phase, data, found[0][0]):
-                raise ConfigurationError(_advice(found, [size[0] for size in sizes], phase))
+                raise ConfigurationError(_advice(found, phase))
 
 
 def _sizes(model: FederatedClient, data: FederatedData, client: int, phase: Phase) -> tuple[Found, bool] | None:
@@ -64,17 +63,12 @@ def _reads_items(source: Any) -> bool:
     return source.order is None and source.loader is None and source.by == "items"
 
 
-def _advice(found: list[Found], every: list[Found], phase: Phase) -> str:
-    client, count, size = found[0]
-    named = named_clients([number for number, _, _ in found])
-    alone = [one for one in found if one[1] == 1] or found
-    counts = (
-        [number for _, number, own in every if own == alone[0][2]] if len({own for _, _, own in every}) == 1 else []
-    )
+def _advice(found: list[Found], phase: Phase) -> str:
+    client, count, size = min(found, key=lambda one: one[1] > 1)  # one with a single item, where there is any
     return (
-        f"{named}: batch normalization cannot train on a batch of one item in phase {phase.name!r}, and client "
-        f"{client} has {count} training item{'s' * (count > 1)} in batches of {size}; "
-        + single_item_advice(counts or [alone[0][1]], alone[0][2], phase.plain)
+        f"{named_clients([number for number, _, _ in found])}: batch normalization cannot train on a batch of one item "
+        f"in phase {phase.name!r}, and client {client} has {count} training item{'s' * (count > 1)} in batches of "
+        f"{size}; {SINGLE_ITEM}"
     )
 
 

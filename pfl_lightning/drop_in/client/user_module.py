@@ -249,13 +249,12 @@ class UserModule(ModuleSteps):
 
     # ------------------------------------------------------------------ a fit and an evaluation
 
-    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any], monitor: str | None) -> None:
+    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any]) -> None:
         """Refuse callbacks of the outer Trainer or of local fits that watch what is never logged: here none is known.
 
         Args:
             outside: Callbacks of the outer Trainer.
             inside: Callbacks of local fits.
-            monitor: The value of which mean and deviation over the clients are asked for.
 
         Raises:
             ConfigurationError: One does.

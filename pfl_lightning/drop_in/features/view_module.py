@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
@@ -16,7 +17,6 @@ from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.features.capture import ClassesUnknown
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.features.feature_module import FeatureModule
-from pfl_lightning.drop_in.features.watched_values import refuse_watched, warn_of_monitor, what_to_watch
 from pfl_lightning.drop_in.fits.module_calls import flat_objects
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
@@ -30,6 +30,11 @@ from pfl_lightning.seeding import Purpose, derive_seed, python_seed, torch_seed
 __all__ = ["ViewModule"]
 
 _log = logging.getLogger(__name__)
+
+_OF_A_RUN = re.compile(r"(novel_)?(val_|test_)accuracy\b|train/|(round|client|loss|epoch|step)$")
+"""Names that a federation itself logs."""
+
+_PACKAGES = ("lightning.", "pytorch_lightning.", "pfl_lightning.")
 
 
 class ViewModule(FeatureModule):
@@ -60,20 +65,31 @@ class ViewModule(FeatureModule):
             ConfigurationError: One does.
         """
         configured = super().new_optimizers(configure)
-        if self.client.uses("self_supervised") and any(
-            isinstance(one, ReduceLROnPlateau) for one in flat_objects(configured)
-        ):
-            module, method = type(self.module).__name__, type(self.client).__name__
-            raise ConfigurationError(
-                what_to_watch(f"{module} has a ReduceLROnPlateau", module, method, "use another schedule")
-            )
+        plateau = any(isinstance(one, ReduceLROnPlateau) for one in flat_objects(configured))
+        if plateau and self.client.uses("self_supervised"):
+            raise self._not_logged(f"{type(self.module).__name__} has a ReduceLROnPlateau")
         return configured
 
-    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any], monitor: str | None) -> None:
-        """Refuse callbacks that watch what the module's own steps log, and warn of such a ``monitor``."""
-        if self.client.uses_knn_evaluation():
-            refuse_watched(outside, inside, type(self.module).__name__, type(self.client).__name__)
-            warn_of_monitor(monitor, type(self.module).__name__, type(self.client).__name__)
+    def check_watched(self, outside: Iterable[Any], inside: Iterable[Any]) -> None:
+        """Refuse callbacks that watch what the module's own steps log, unless one of the user's may log it.
+
+        Raises:
+            ConfigurationError: Names the callback, and what it may watch.
+        """
+        for callbacks, known in ((list(outside), _OF_A_RUN), (list(inside), None)):
+            foreign = any(not f"{type(each).__module__}.".startswith(_PACKAGES) for each in callbacks)
+            for each in [] if foreign or not self.client.uses_knn_evaluation() else callbacks:
+                monitor = getattr(each, "monitor", None)
+                if isinstance(monitor, str) and not (known and known.match(monitor)):
+                    raise self._not_logged(f"{type(each).__name__} watches {monitor!r}")
+
+    def _not_logged(self, what: str) -> ConfigurationError:
+        module, method = type(self.module).__name__, type(self.client).__name__
+        return ConfigurationError(
+            f"{what}, and what {module}'s own steps log (train_loss, val_loss) is not there while {method} trains it "
+            "by an objective of its own: leave it out, or let a callback of the outer Trainer watch "
+            "train/self_supervised or val_accuracy/mean (mode='max')"
+        )
 
     def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The objective of two views of a batch, in the place of the module's step; in a personalization the step."""

@@ -194,7 +194,7 @@ class ModuleFederation(UserHooks):
         """Let best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
-        self._user_module.check_watched(trainer.callbacks, [*self.local.callbacks, *own], self.logs.monitor)
+        self._user_module.check_watched(trainer.callbacks, [*self.local.callbacks, *own])
         client = self.clients.models[0]
         say_what_travels(client)
         if len(self.data.participating) > 1:

@@ -391,11 +391,6 @@ def test_callbacks_that_watch_what_the_modules_steps_log_are_refused_before_a_ro
         watched_by(*callbacks, module=Stops() if where == "module" else Net(LR), **options.get(where, {}))
 
 
-def test_a_monitor_that_rounds_do_not_have_is_said():
-    with pytest.warns(UserWarning, match="monitor='val_loss' names what Net's own steps log, and they do not run"):
-        watched_by(monitor="val_loss")
-
-
 def test_callbacks_may_watch_what_there_is(tmp_path):
     stops = EarlyStopping("val_accuracy/mean", mode="max", patience=0, min_delta=1.0)
     trainer = watched_by(stops, ModelCheckpoint(tmp_path, monitor="train/self_supervised"), rounds=5)
