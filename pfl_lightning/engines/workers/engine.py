@@ -21,7 +21,7 @@ from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.sequential import SequentialEngine
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, Place, pack, unpack
 from pfl_lightning.engines.workers.pool import InWorkerError, Job, WorkerHost, WorkerPool
-from pfl_lightning.engines.workers.worker import ClientWork, Payload, Reply, Setup, TorchSwitches
+from pfl_lightning.engines.workers.worker import ClientWork, Payload, Reply, Setup, read_switches
 from pfl_lightning.errors import ClientCodeError, ConfigurationError, FederationError
 from pfl_lightning.fit.tasks import (
     EvaluationResult,
@@ -165,7 +165,7 @@ class WorkerEngine(Engine):
         known = {id(dataset): (DATA_SETS, place) for place, dataset in enumerate(getattr(data, "divided_datasets", ()))}
         setup = _packed(
             "the clients' module or the engine",
-            Setup(tuple(models), self.engine, environment, TorchSwitches.read(), tuple(warnings.filters)),
+            Setup(tuple(models), self.engine, environment, read_switches(), tuple(warnings.filters)),
             known,
         )
         sent_data = _packed(f"the data ({type(data).__name__})", data)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pfl_lightning.engines.workers.packing import Packed, unpack
 from pfl_lightning.engines.workers.worker import Payload, Reply, versions
@@ -21,8 +22,11 @@ class WorkerDiedError(FederationError):
     """A worker process has ended."""
 
 
-class WorkerHost(Protocol):
-    """Starts the worker processes of one run, sends them calls of their methods and takes their replies.
+class WorkerHost(ABC):
+    """Starts the worker processes of one run and takes their replies.
+
+    A worker has two functions: ``send(method, *arguments)``, a call of one of the methods of
+    :class:`~pfl_lightning.engines.workers.worker.Worker`, which it answers in their order, and ``kill()``.
 
     Attributes:
         num_workers: Number of workers.
@@ -34,17 +38,13 @@ class WorkerHost(Protocol):
     num_workers: int
     device: str
     resources: dict[str, Any]
+    lost = False
 
-    @property
-    def lost(self) -> bool:
-        """See the class."""
-
+    @abstractmethod
     def start(self, threads: int) -> Any:
-        """Start a :class:`~pfl_lightning.engines.workers.worker.Worker` of so many threads."""
+        """Start a worker of so many threads."""
 
-    def send(self, worker: Any, method: str, *arguments: Any) -> None:
-        """Send a worker a call of one of its methods; it answers its calls in their order."""
-
+    @abstractmethod
     def receive(self, workers: Sequence[Any], timeout: float) -> tuple[Any, Any] | None:
         """Wait for the next reply of one of the workers, each of which has been sent a call.
 
@@ -52,19 +52,18 @@ class WorkerHost(Protocol):
             That worker and its reply, a :class:`WorkerDiedError` where it has ended; ``None`` if no reply is in time.
         """
 
+    @abstractmethod
     def put(self, packed: Packed) -> Any:
         """Put an object where all workers can read it, and return its reference."""
 
-    def kill(self, worker: Any) -> None:
-        """End a worker."""
-
+    @abstractmethod
     def free(self) -> Any:
         """Resources that are free, for a message about workers that do not start."""
 
-    def check(self, now: bool = False) -> None:
+    def check(self, now: bool = False) -> None:  # noqa: B027  # a host need not be able to die
         """Raise an error if the host itself has died; ``now`` looks although it has just looked."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # nor to hold anything
         """Release what is not a worker's."""
 
 
@@ -183,7 +182,7 @@ class WorkerPool:
         self._host.check()
         idle = {slot.worker: slot for slot in self._slots if slot.started and not slot.jobs}
         for worker in idle:
-            self._host.send(worker, "alive")
+            worker.send("alive")
         while idle:
             worker, reply = self._receive(idle)
             slot = idle.pop(worker)
@@ -199,7 +198,7 @@ class WorkerPool:
             for slot in ready:
                 if len(slot.jobs) == held and len(run.waiting) > held * len(self._slots):
                     number, job = run.waiting.popleft()
-                    self._host.send(slot.worker, job.method, job.payload)
+                    slot.worker.send(job.method, job.payload)
                     slot.jobs.append((run, number, job))
 
     def _collect(self) -> None:
@@ -243,7 +242,7 @@ class WorkerPool:
 
     def _new_slot(self) -> _WorkerSlot:
         worker = self._host.start(self._threads)
-        self._host.send(worker, "prepare", *self._inputs, self._host.device, versions())
+        worker.send("prepare", *self._inputs, self._host.device, versions())
         return _WorkerSlot(worker)
 
     def _note_start(self, slot: _WorkerSlot, reply: Reply) -> None:
@@ -298,7 +297,7 @@ class WorkerPool:
         self._renew(slot)
 
     def _renew(self, slot: _WorkerSlot) -> None:
-        self._host.kill(slot.worker)
+        slot.worker.kill()
         fresh = self._new_slot()
         slot.worker, slot.started, slot.jobs = fresh.worker, False, fresh.jobs
 
@@ -307,7 +306,7 @@ class WorkerPool:
         with contextlib.suppress(FederationError):  # what runs them has died, and its workers with it
             self._host.check(now=True)
             for slot in self._slots:
-                self._host.kill(slot.worker)
+                slot.worker.kill()
         self._slots = []
 
 

@@ -122,9 +122,13 @@ class WorkerProcess:
             self._process = launch(theirs.fileno())
         self.connection = Connection(ours.detach())
         self.ended: str | None = None
-        self.send((threads, list(path)))
+        self._send((threads, list(path)))
 
-    def send(self, message: Any) -> None:
+    def send(self, method: str, *arguments: Any) -> None:
+        """Send a call."""
+        self._send((method, arguments))
+
+    def _send(self, message: Any) -> None:
         """Send a message; one to a process that has ended is lost."""
         if self.ended is None:
             try:
@@ -159,16 +163,13 @@ class WorkerProcess:
         self.ended = f"process {self._process.pid} {by}"
 
 
-class ProcessHost:
-    """A :class:`~pfl_lightning.engines.workers.pool.WorkerHost` of processes of this machine.
+class ProcessHost(WorkerHost):
+    """Host of processes of this machine; their shared memory goes with what refers to it.
 
     Args:
         num_workers: Number of workers.
         threads: Threads of each.
     """
-
-    lost = False
-    """There is nothing but the workers that could die."""
 
     def __init__(self, num_workers: int, threads: int) -> None:
         self.num_workers, self.device = num_workers, "cpu"
@@ -177,10 +178,6 @@ class ProcessHost:
     def start(self, threads: int) -> WorkerProcess:
         """Start a process."""
         return WorkerProcess(threads, sys.path)
-
-    def send(self, worker: WorkerProcess, method: str, *arguments: Any) -> None:
-        """Send a process a call."""
-        worker.send((method, arguments))
 
     def receive(self, workers: Sequence[WorkerProcess], timeout: float) -> tuple[WorkerProcess, Any] | None:
         """Wait for the first reply, or the first worker that ends."""
@@ -194,19 +191,9 @@ class ProcessHost:
         """Put an object into memory that all workers read."""
         return SharedBytes.of(packed)
 
-    def kill(self, worker: WorkerProcess) -> None:
-        """End a process."""
-        worker.kill()
-
     def free(self) -> dict[str, Any]:
         """Cores of this machine."""
         return {"cores": os.cpu_count()}
-
-    def check(self, now: bool = False) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing: the pool has ended the workers, and shared memory goes with what refers to it."""
 
 
 def serve(handle: int) -> None:

@@ -82,12 +82,22 @@ class RayEngine(WorkerEngine):
 class RayWorker:
     """An actor, and the references of the replies that it owes, in the order of the calls."""
 
+    ray: Any
     actor: Any
     replies: deque[Any] = field(default_factory=deque)
 
+    def send(self, method: str, *arguments: Any) -> None:
+        """Call a method of the actor."""
+        with _errors_translated(self.ray):
+            self.replies.append(getattr(self.actor, method).remote(*arguments))
 
-class RayHost:
-    """A :class:`~pfl_lightning.engines.workers.pool.WorkerHost` of a cluster of Ray.
+    def kill(self) -> None:
+        """End the actor."""
+        self.ray.kill(self.actor)
+
+
+class RayHost(WorkerHost):
+    """Host of a cluster of Ray.
 
     Args:
         cluster: The connection.
@@ -100,19 +110,14 @@ class RayHost:
         self._make = self._ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **cluster.options)
 
     @property
-    def lost(self) -> bool:
+    def lost(self) -> bool:  # type: ignore[override]
         """Whether Ray has died."""
         return self._cluster.services.lost
 
     def start(self, threads: int) -> RayWorker:
         """Start an actor."""
         with _errors_translated(self._ray):
-            return RayWorker(self._make.remote(threads, sys.path, get=self._ray.get))
-
-    def send(self, worker: RayWorker, method: str, *arguments: Any) -> None:
-        """Call a method of an actor."""
-        with _errors_translated(self._ray):
-            worker.replies.append(getattr(worker.actor, method).remote(*arguments))
+            return RayWorker(self._ray, self._make.remote(threads, sys.path, get=self._ray.get))
 
     def receive(self, workers: Sequence[RayWorker], timeout: float) -> tuple[RayWorker, Any] | None:
         """Wait for the first reply, or the first actor that has died."""
@@ -132,10 +137,6 @@ class RayHost:
         """Put an object into Ray's memory."""
         with _errors_translated(self._ray):
             return self._ray.put(packed)
-
-    def kill(self, worker: RayWorker) -> None:
-        """End an actor."""
-        self._ray.kill(worker.actor)
 
     def free(self) -> Any:
         """Resources that Ray has left."""

@@ -155,8 +155,9 @@ class Cluster:
     ) -> None:
         self.ray = require_ray()
         self._own = not self.ray.is_initialized()
+        starts = self._own and address is None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if self._own and address is None:
+        if starts:
             wanted = num_workers or max(1, cores // cpus_per_worker)
             with listening_here_alone():
                 self._init(address="local", num_cpus=max(1, wanted * cpus_per_worker), include_dashboard=False)
@@ -166,40 +167,27 @@ class Cluster:
             warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
         self.services = Services({})
         try:
-            self.services = Services.of(self.ray, self._own and address is None)
+            self.services = Services.of(self.ray, starts)
             self.services.warn_if_reachable()
-            self._share_out(address, num_workers, cpus_per_worker, gpus_per_worker, on_gpu, cores)
+            there = self.ray.cluster_resources()
+            cpus, gpus = cores if starts else int(there.get("CPU", 0)), float(there.get("GPU", 0))
+            self.num_workers = num_workers or max(1, cpus // cpus_per_worker)
+            if self.num_workers * cpus_per_worker > cpus:
+                warnings.warn(
+                    f"{self.num_workers} workers of {cpus_per_worker} cores each were asked for, there are {cpus} "
+                    "cores: they will compete for cores, or wait for one another",
+                    stacklevel=2,
+                )
+            if gpus_per_worker is None:
+                gpus_per_worker = gpu_share(gpus, self.num_workers) if on_gpu else 0.0
+            if gpus_per_worker > gpus:
+                raise ConfigurationError(f"gpus_per_worker is {gpus_per_worker}, Ray finds {gpus:g} GPUs")
+            self.options: dict[str, Any] = {"num_cpus": cpus_per_worker, "num_gpus": gpus_per_worker}
             self.options |= {"runtime_env": runtime_env} if runtime_env else {}
+            self.device = "cuda" if gpus_per_worker > 0 else "cpu"
         except BaseException:
             self.close()
             raise
-
-    def _share_out(
-        self,
-        address: str | None,
-        num_workers: int | None,
-        cpus_per_worker: int,
-        gpus_per_worker: float | None,
-        on_gpu: bool,
-        cores: int,
-    ) -> None:
-        there = self.ray.cluster_resources()
-        cpus = cores if self._own and address is None else int(there.get("CPU", 0))
-        self.num_workers = num_workers or max(1, cpus // cpus_per_worker)
-        if self.num_workers * cpus_per_worker > cpus:
-            warnings.warn(
-                f"{self.num_workers} workers of {cpus_per_worker} cores each were asked for, there are {cpus} cores: "
-                "they will compete for cores, or wait for one another",
-                stacklevel=3,
-            )
-        gpus = float(there.get("GPU", 0))
-        self.gpus_per_worker = (
-            (gpu_share(gpus, self.num_workers) if on_gpu else 0.0) if gpus_per_worker is None else gpus_per_worker
-        )
-        if self.gpus_per_worker > gpus:
-            raise ConfigurationError(f"gpus_per_worker is {self.gpus_per_worker}, Ray finds {gpus:g} GPUs")
-        self.options: dict[str, Any] = {"num_cpus": cpus_per_worker, "num_gpus": self.gpus_per_worker}
-        self.device = "cuda" if self.gpus_per_worker > 0 else "cpu"
 
     def _connect(self, address: str) -> None:
         try:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -27,48 +28,46 @@ from pfl_lightning.fit.tasks import Clock, EvaluationTask, FitEnvironment, FitTa
 from pfl_lightning.messages import Broadcast, State
 from pfl_lightning.notices import remembering_in
 
-__all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "TorchSwitches", "Worker", "versions"]
+__all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "Worker", "read_switches", "throw_switches", "versions"]
 
 DENORMAL = 1e-40
 """Below the normal numbers of single precision."""
 
 
-@dataclass(frozen=True)
-class TorchSwitches:
-    """Global switches of torch that change results or check them, set by the user or the outer Trainer."""
+def _flushes() -> bool:
+    return bool(torch.tensor(DENORMAL, dtype=torch.float32).mul(1) == 0)  # torch has no getter
 
-    deterministic: bool
-    warn_only: bool
-    matmul: str
-    anomaly: bool
-    benchmark: bool
-    cudnn_deterministic: bool
-    default_dtype: torch.dtype
-    flush_denormal: bool
 
-    @classmethod
-    def read(cls) -> TorchSwitches:
-        """Current switches of this process."""
-        return cls(
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.get_float32_matmul_precision(),
-            torch.is_anomaly_enabled(),
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-            torch.get_default_dtype(),
-            bool(torch.tensor(DENORMAL, dtype=torch.float32).mul(1) == 0),  # torch has no getter
-        )
+def _is_deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
-    def throw(self) -> None:
-        """Set them in this process."""
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
-        torch.set_float32_matmul_precision(self.matmul)
-        torch.autograd.set_detect_anomaly(self.anomaly)
-        torch.backends.cudnn.benchmark = self.benchmark
-        torch.backends.cudnn.deterministic = self.cudnn_deterministic
-        torch.set_default_dtype(self.default_dtype)
-        torch.set_flush_denormal(self.flush_denormal)
+
+def _set_deterministic(found: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(found[0], warn_only=found[1])
+
+
+_CUDNN = torch.backends.cudnn
+SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (_is_deterministic, _set_deterministic),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (partial(getattr, _CUDNN, "benchmark"), partial(setattr, _CUDNN, "benchmark")),
+    (partial(getattr, _CUDNN, "deterministic"), partial(setattr, _CUDNN, "deterministic")),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_flushes, torch.set_flush_denormal),
+)
+"""Global switches of torch that change results or check them, set by the user or the outer Trainer: read and set."""
+
+
+def read_switches() -> tuple[Any, ...]:
+    """Current switches of this process."""
+    return tuple(read() for read, _ in SWITCHES)
+
+
+def throw_switches(values: Sequence[Any]) -> None:
+    """Set the switches of this process."""
+    for (_, throw), value in zip(SWITCHES, values, strict=True):
+        throw(value)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Setup:
     models: tuple[FederatedClient, ...]
     engine: Engine
     environment: FitEnvironment
-    switches: TorchSwitches
+    switches: tuple[Any, ...]
     filters: tuple[Any, ...] = ()
 
 
@@ -227,7 +226,7 @@ class Worker:
     def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> None:
         self._data = unpack(data, copy=False)
         found: Setup = unpack(setup, {DATA_SETS: getattr(self._data, "divided_datasets", ())})
-        found.switches.throw()
+        throw_switches(found.switches)
         self._filters = found.filters
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")

@@ -15,7 +15,7 @@ from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import Traffic
 from pfl_lightning.engines.workers.engine import HostCopies, PayloadBuilder
 from pfl_lightning.engines.workers.packing import pack, unpack
-from pfl_lightning.engines.workers.worker import ClientWork, TorchSwitches, Worker
+from pfl_lightning.engines.workers.worker import ClientWork, Worker, read_switches, throw_switches
 from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.methods import DCPFL, FedAvg, FedBABU, FedPAC, LocalOnly
@@ -239,14 +239,14 @@ def test_precisions(precision, monkeypatch):
 
 
 def test_torchs_switches_reach_the_workers():
-    switches = TorchSwitches(True, True, "medium", True, True, True, torch.float64, True)
-    before = TorchSwitches.read()
+    switches = ((True, True), "medium", True, True, True, torch.float64, True)
+    before = read_switches()
     try:
-        unpack(pack(switches)).throw()
-        assert TorchSwitches.read() == switches
+        throw_switches(unpack(pack(switches)))
+        assert read_switches() == switches
     finally:
-        before.throw()
-    assert TorchSwitches.read() == before != switches
+        throw_switches(before)
+    assert read_switches() == before != switches
 
 
 class OnAnotherDevice(torch.Tensor):

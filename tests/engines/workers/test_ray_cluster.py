@@ -36,7 +36,7 @@ class RunningRay(SimpleNamespace):
 def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers, share):
     monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
     monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
-    found = cluster.Cluster(None, workers, 1, None, True).gpus_per_worker
+    found = cluster.Cluster(None, workers, 1, None, True).options["num_gpus"]
     assert found == pytest.approx(share)
     assert found <= 1 or found == int(found)
 
