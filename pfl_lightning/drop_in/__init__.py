@@ -19,5 +19,5 @@ Where to look:
   and ``encoder`` (self-supervised methods).
 - ``fits/``: ``local_fit`` and ``local_evaluation``; ``inner_trainer`` (as a module finds it) and ``loggers``;
   ``resume`` (what goes on from round to round), ``own_data`` (a client's items in the place of all),
-  ``added_layers`` (of local callbacks), ``logs`` (what a module logs), ``module_calls`` (how a module is called).
+  ``logs`` (what a module logs), ``module_calls`` (how a module is called).
 """

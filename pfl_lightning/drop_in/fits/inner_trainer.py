@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.drop_in.fits.added_layers import KeepsAdded
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.drop_in.fits.module_calls import names_in_code
 from pfl_lightning.drop_in.outer.handed_in import copies, sees_evaluations
@@ -179,13 +178,11 @@ class LocalHooks:
     Attributes:
         given: Those.
         moved: Callbacks of the outer Trainer that run inside, too.
-        added: Names of the layers that callbacks add to the module.
         outer: The outer Trainer and its turn.
     """
 
     def __init__(self, callbacks: Sequence[L.Callback] = ()) -> None:
         self.given, self.moved = list(callbacks), list[L.Callback]()
-        self.added: tuple[str, ...] = ()
         self.outer = OuterRun()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalHooks:
@@ -202,8 +199,7 @@ class LocalHooks:
         """An inner Trainer that fits a client's module; learning rates become the client's logged values."""
         own = copies(self.callbacks)
         options |= self.outer.options(client.step_module, own, client.logged_metrics)
-        kept = [KeepsAdded(client.step_module, self.added)] if self.added else []
-        return self._made(make_trainer, [*own, *self.outer.callbacks(), *kept, *callbacks], options)
+        return self._made(make_trainer, [*own, *self.outer.callbacks(), *callbacks], options)
 
     def trainer_of_evaluation(
         self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
@@ -211,8 +207,7 @@ class LocalHooks:
         """An inner Trainer that validates or tests a module; ``None`` where the engine has none."""
         own = copies(filter(sees_evaluations, self.callbacks))
         options |= self.outer.options(module, own, {})
-        kept = [KeepsAdded(module, self.added, own)] if own else []
-        trainer = self._made(make_trainer, [*own, *self.outer.callbacks(), *kept, *callbacks], options)
+        trainer = self._made(make_trainer, [*own, *self.outer.callbacks(), *callbacks], options)
         if trainer is not None:
             trainer.evaluates = True
         return trainer

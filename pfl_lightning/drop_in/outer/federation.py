@@ -21,7 +21,6 @@ from pfl_lightning.drop_in.client.new_client import check_method
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.user_module import UserModule, bare_name
-from pfl_lightning.drop_in.fits.added_layers import add_layers
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.resume import Continuity
 from pfl_lightning.drop_in.forms.checks import check_module, split_method
@@ -155,9 +154,6 @@ class ModuleFederation(UserHooks):
                     module.configure_model()
             epochs = None if trainer_or_none(self) is None else self.trainer.max_epochs
             warn_of_pooled_numbers(module, self.owner.places, data, epochs)
-            self.local.added = add_layers(
-                self.local.callbacks, module, partial(self.owner.copied, module), trainer_or_none(self)
-            )
             client = self._parts.make(module, data)
         model = cast(UserModule, client.user_module)
         model.local, model.continuity = self.local, self._continuity

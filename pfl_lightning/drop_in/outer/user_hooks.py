@@ -194,7 +194,7 @@ class UserHooks(ShowsGlobalModel):
         if not self.is_set_up:
             return
         self.trainer.precision_plugin.convert_module(self.user_module)  # as a plain fit does with "bf16-true"
-        self.owner.take(self.global_model(), self.local.added)
+        self.owner.take(self.global_model())
         if brings(self.user_module, "teardown"):
             for module in self._networks():
                 with attached(module, trainer_or_none(self)):

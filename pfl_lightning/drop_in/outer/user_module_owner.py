@@ -17,7 +17,6 @@ from pfl_lightning.datamodules.adapters.loading.stages import made_again
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors
 from pfl_lightning.drop_in.client.frozen import frozen_parameters
 from pfl_lightning.drop_in.client.plain_state import load_plain_state, plain_state
-from pfl_lightning.drop_in.fits.added_layers import put_layer
 from pfl_lightning.drop_in.outer.fingerprint import Changes, ModuleFingerprint, data_sets
 from pfl_lightning.drop_in.outer.set_up import OF_LOADERS
 from pfl_lightning.older_package import written_class
@@ -81,15 +80,12 @@ class UserModuleOwner:
         """Names of the parameters whose memory copies of the first module share."""
         return frozen_parameters(self.first, self._frozen)
 
-    def take(self, model: L.LightningModule, added: Sequence[str]) -> None:
+    def take(self, model: L.LightningModule) -> None:
         """Let the author's module hold a model, with layers and attributes that ``setup`` has set.
 
         Args:
             model: The model, of a copy of the module; it is used up.
-            added: Names of the layers that callbacks have added to it.
         """
-        for name in added:
-            put_layer(self.module, name, copy.deepcopy(model.get_submodule(name)))
         take_layers(self.module, model)
         self._hand_back(model)
         load_plain_state(self.module, plain_state(model))

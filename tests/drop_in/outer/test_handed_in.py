@@ -288,34 +288,11 @@ class Beside(L.Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         pl_module.beside = nn.Linear(6, 5)
-        self.optimizer, self.started = torch.optim.SGD(pl_module.beside.parameters(), lr=0.1), True
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        nn.functional.cross_entropy(pl_module.beside(batch[0]), batch[1]).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *args: Any) -> None:
-        assert self.started
-        self.log("beside", nn.functional.cross_entropy(pl_module.beside(batch[0]), batch[1]))
 
 
-def test_layers_that_a_callback_adds_are_the_clients_own(tmp_path):
-    def rounds(number: int, path: Any = None) -> Any:
-        federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, local_callbacks=[Beside()])
-        trainer = quiet_trainer(number, num_sanity_val_steps=1)
-        trainer.fit(federation, datamodule=data, ckpt_path=path)
-        return federation, trainer, float(trainer.callback_metrics["beside"])
-
-    _, trainer, before = rounds(1)
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
-    whole, _, after = rounds(2)
-    assert after < before  # they go on from round to round
-    resumed, _, found = rounds(2, tmp_path / "one.ckpt")
-    assert found == after
-    assert_same(dict(resumed.global_model().state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
-    assert_same(dict(whole.user_module.state_dict()), dict(whole.global_model().state_dict()), atol=0.0)
-    assert whole.client_model(1).beside.weight.shape == (5, 6)
+def test_layers_that_a_callback_adds_are_refused():
+    with pytest.raises(ConfigurationError, match=r"Net has beside\.\w+ after its first local fit and did not have it"):
+        run_project(FedAvg, num_clients=2, local_callbacks=[Beside()], head="fc")
 
 
 class NeedsAFit(Batches):
@@ -324,7 +301,7 @@ class NeedsAFit(Batches):
             raise RuntimeError("no local fit has begun")
 
 
-def test_a_callback_that_expects_more_of_a_fit_goes_on_as_it_was():
+def test_a_callback_that_needs_a_fit_is_not_shown_evaluations_as_one():
     Batches.seen = {}
     _, trainer = run_project(FedAvg, num_clients=2, cohorts=[[0, 1]], local_callbacks=[NeedsAFit()], head="fc")
     assert float(trainer.callback_metrics["seen"]) == 3.0
