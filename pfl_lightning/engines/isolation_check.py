@@ -49,7 +49,7 @@ class IsolationCheck:
         self._marked: list[str] = []
         self._attributes: UnsavedState | None = None
         self._hooks: dict[tuple[str, str], set[int]] = {}
-        self._frozen: tuple[dict[str, int], Tensor] | None = None
+        self._frozen: dict[str, Tensor] = {}
         # Matching the patterns of a method takes longer than a step of a small model, and its names do not change.
         self._matched: dict[tuple[Any, ...], Iterable[str]] = {}
         self.buffers: dict[str, Tensor | None] | None = None
@@ -92,7 +92,7 @@ class IsolationCheck:
 
     def sample_frozen(self, client: FederatedClient) -> None:
         """Note a few values of what is frozen, as a fit begins."""
-        self._frozen = _samples(client) if client.frozen else None
+        self._frozen = _samples(client) if client.frozen else {}
 
     def check_set(self, client: FederatedClient) -> None:
         """Refuse a first fit in which neither the personal state, nor the message, nor the method sets what is shared.
@@ -119,8 +119,9 @@ class IsolationCheck:
         Raises:
             ConfigurationError: It has changed: one client's values would be the next one's.
         """
-        before, self._frozen = self._frozen, None
-        name = None if before is None else _first_change(before, _samples(client))
+        before, self._frozen = self._frozen, {}
+        now = _samples(client) if before else {}
+        name = next((n for n, few in before.items() if n not in now or not same(few, now[n], nan=True)), None)
         if name is not None:
             raise ConfigurationError(
                 f"the local fit of client {context.client} in round {context.round + 1} changed {name}, which was "
@@ -170,12 +171,10 @@ def _hooks_of(module: nn.Module) -> dict[tuple[str, str], dict[int, Any]]:
 
 
 @torch.no_grad()
-def _samples(client: FederatedClient) -> tuple[dict[str, int], Tensor]:
-    """A few values of each frozen tensor, spread evenly over it: how many of each, and all of them."""
+def _samples(client: FederatedClient) -> dict[str, Tensor]:
+    """A few values of each frozen tensor, spread evenly over it."""
     named = (*client.named_parameters(), *client.named_buffers())
-    found = {name: _few(tensor) for name, tensor in named if name in client.frozen and tensor.numel()}
-    values = torch.cat(list(found.values())).cpu() if found else torch.empty(0)
-    return {name: len(few) for name, few in found.items()}, values
+    return {name: _few(tensor).clone().cpu() for name, tensor in named if name in client.frozen and tensor.numel()}
 
 
 def _few(tensor: Tensor) -> Tensor:
@@ -183,11 +182,3 @@ def _few(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return tensor.detach().as_strided((count,), (tensor.numel() // count,))
     return tensor.detach()[0].flatten()[:count]
-
-
-def _first_change(before: tuple[dict[str, int], Tensor], now: tuple[dict[str, int], Tensor]) -> str | None:
-    (counts, values), (other_counts, others) = before, now
-    if counts == other_counts and values.dtype == others.dtype and torch.equal(values, others):
-        return None
-    own, other = (dict(zip(c, v.split(list(c.values())), strict=True)) for c, v in (before, now))
-    return next((n for n, few in own.items() if n not in other or not same(few, other[n], nan=True)), None)

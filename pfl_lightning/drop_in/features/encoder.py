@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import lightning as L
@@ -20,23 +19,10 @@ from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
-__all__ = ["ModuleEncoder", "Remaking"]
+__all__ = ["ModuleEncoder"]
 
 BATCH = "batch of the module"
 """Name under which a view is a whole batch, which objectives join as they join dictionaries."""
-
-
-@dataclass(frozen=True)
-class Remaking:
-    """How a module is made once more.
-
-    Attributes:
-        factory: Makes it; ``None`` where ``copy.deepcopy`` does.
-        kept_in_evaluation: Names of its layers that its author has put into evaluation mode.
-    """
-
-    factory: Factory | None = None
-    kept_in_evaluation: tuple[str, ...] = ()
 
 
 class ModuleEncoder(nn.Module):
@@ -45,7 +31,8 @@ class ModuleEncoder(nn.Module):
     Args:
         module: The module, which is not copied.
         capture: Sees its features.
-        remaking: How copies of it are made.
+        factory: Makes it once more; ``None`` where ``copy.deepcopy`` does.
+        evaluating: Names of its layers that its author has put into evaluation mode.
         step: Its training step, for batches without inputs that ``forward`` takes; ``None`` for the module's.
     """
 
@@ -53,12 +40,13 @@ class ModuleEncoder(nn.Module):
         self,
         module: L.LightningModule,
         capture: FeatureCapture,
-        remaking: Remaking,
+        factory: Factory | None = None,
+        evaluating: Iterable[str] = (),
         step: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
         self.module, self.out_features = module, capture.source.width
-        self._capture, self._remaking, self._step = capture, remaking, step
+        self._capture, self._factory, self._evaluating, self._step = capture, factory, tuple(evaluating), step
         self._given: Transient | None = None  # of a copy
 
     def forward(self, inputs: Any) -> Tensor:
@@ -90,7 +78,7 @@ class ModuleEncoder(nn.Module):
     def train(self, mode: bool = True) -> ModuleEncoder:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""
         super().train(mode)
-        for name in self._remaking.kept_in_evaluation if mode else ():
+        for name in self._evaluating if mode else ():
             self.module.get_submodule(name).eval()
         return self
 
@@ -98,17 +86,17 @@ class ModuleEncoder(nn.Module):
         """The same of a copy of the module, also of one whose parameters are buffers."""
         self.forget()
         module = self._module_once_more()
-        other = ModuleEncoder(module, self._capture.on(module), self._remaking)
+        other = ModuleEncoder(module, self._capture.on(module), self._factory, self._evaluating)
         other._given = Transient(module)
         other.training = self.training
         memo[id(self)] = other
         return other
 
     def _module_once_more(self) -> L.LightningModule:
-        if self._remaking.factory is None or next(self.module.parameters(), None) is not None:
-            return copied(self.module, self._remaking.factory)
+        if self._factory is None or next(self.module.parameters(), None) is not None:
+            return copied(self.module, self._factory)
         with isolate_rng():
-            other = self._remaking.factory()
+            other = self._factory()
         parameters_to_buffers(other, persistent=bool(plain_state(self.module)))
         with torch.no_grad():
             for (_, value), (_, own) in zip(other.named_buffers(), self.module.named_buffers(), strict=True):

@@ -19,7 +19,7 @@ from pfl_lightning.drop_in.client.head import head_layer, renew
 from pfl_lightning.drop_in.client.new_client import new_client
 from pfl_lightning.drop_in.client.user_module import UserModule
 from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
-from pfl_lightning.drop_in.features.encoder import ModuleEncoder, Remaking
+from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.drop_in.features.views import hooks_on_each_view, say_if_equal, unstacked
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched
@@ -90,8 +90,7 @@ class FeatureModule(UserModule):
 
     def encoder_by(self, step: Callable[..., Any] | None) -> ModuleEncoder:
         """The same, where batches without inputs for ``forward`` go through another step than the module's."""
-        remaking = Remaking(self.factory, tuple(self.kept_in_evaluation))
-        return ModuleEncoder(self.module, self._capture, remaking, step)
+        return ModuleEncoder(self.module, self._capture, self.factory, self.kept_in_evaluation, step)
 
     def with_new_head(self, method: type[FederatedClient]) -> FederatedClient:
         """A client of another method on a copy of the module, whose head has new values."""

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
-from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -36,8 +35,6 @@ __all__ = ["fit_module"]
 _log = logging.getLogger(__name__)
 
 _HOOKS = ("on_validation_epoch_start", "on_validation_epoch_end", "on_validation_start", "on_validation_end")
-_STEPPING = {"lr_schedulers", "lr_scheduler_configs", "step"}
-_PACKAGES = ("lightning.", "pytorch_lightning.", "torch.")
 
 
 def fit_module(
@@ -183,9 +180,9 @@ class _MethodGradients(L.Callback):
 class LocalValidation(L.Callback):
     """Lets an inner Trainer validate after each epoch if something watches a value that the training does not log.
 
-    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits, a module with manual optimization
-    that steps its schedulers in a hook of the validation, and code of the module or of callbacks of local fits that
-    reads the Trainer's metrics (``callback_metrics``, ...), where a plain fit has those of its validation. A client
+    Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits, a module with manual optimization,
+    schedulers and a hook of the validation, which may step them there, and code of the module or of callbacks of local
+    fits that reads the Trainer's metrics (``callback_metrics``, ...), where a plain fit has those of its validation. A client
     without a validation part, and a module without a validation step, train on with such a schedule unstepped, and say
     so.
 
@@ -265,7 +262,7 @@ class LocalValidation(L.Callback):
         known = {f"{name}{end}" for name in self._record.names for end in ("", "_step", "_epoch")}
         missing = [each for each in watched if each.monitor not in known]
         plateau = not pl_module.automatic_optimization and _has_plateau(trainer)
-        steps = plateau or _steps_in_validation(trainer, pl_module)
+        steps = plateau or _may_step_in_validation(trainer, pl_module)
         if not (missing or steps or self._reads):
             return
         if self._reason is None:
@@ -289,22 +286,8 @@ def _has_plateau(trainer: Any) -> bool:
     return any(hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs)
 
 
-def _steps_in_validation(trainer: Any, module: L.LightningModule) -> bool:
-    """Whether the module itself steps schedulers in a hook of the validation."""
+def _may_step_in_validation(trainer: Any, module: L.LightningModule) -> bool:
+    """Whether the module steps its optimizers by itself, has schedulers, and has a hook of the validation."""
     held = any(isinstance(value, LRScheduler) for value in vars(module).values())
-    if module.automatic_optimization or not (trainer.lr_scheduler_configs or held):
-        return False
-    seen = set[str]()
-    return any(_steps(module, name, seen) for name in _HOOKS)
-
-
-def _steps(module: L.LightningModule, name: str, seen: set[str]) -> bool:
-    """Whether the code of a hook, or of methods of the module that it calls, names schedulers or their ``step``."""
-    if name in seen:
-        return False
-    seen.add(name)
-    kinds = [kind for kind in type(module).__mro__ if not f"{kind.__module__}.".startswith(_PACKAGES)]
-    codes = [getattr(unwrap(vars(kind)[name]), "__code__", None) for kind in kinds if callable(vars(kind).get(name))]
-    names = {each for code in codes if code is not None for each in code.co_names}
-    own = [each for each in names if hasattr(type(module), each)]
-    return not names.isdisjoint(_STEPPING) or any(_steps(module, each, seen) for each in own)
+    schedules = not module.automatic_optimization and (trainer.lr_scheduler_configs or held)
+    return bool(schedules) and any(is_overridden(hook, module) for hook in _HOOKS)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.engines.isolation_check import HOOKS
 from pfl_lightning.engines.sequential import HOOKS_NOT_TAKEN, HOOKS_TAKEN
 from pfl_lightning.errors import ClientError, ConfigurationError
 
@@ -37,9 +38,8 @@ __all__ = [
 ]
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
-# Attributes of modules that the engines and torch itself set.
-ENGINES_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "phase", "_recorder"}
-ENGINES_OWN |= {"isolation"}
+ENGINES_OWN = (vars(nn.Module()).keys() - set(HOOKS)) | {"phase", "_recorder", "isolation"}
+"""Attributes of modules that the engines and torch itself set, but for hooks around passes."""
 FOREIGN = tuple(str(Path(module.__file__).parent) for module in (torch, lightning) if module.__file__)
 ENGINE = str(Path(__file__).parent.parent)
 
@@ -162,7 +162,7 @@ def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> 
     Raises:
         CannotVectorizeError: An attribute changed; the message names it and ``where`` it changed.
     """
-    changed = [] if _untouched(client, before) else _changed(before, python_state(client))
+    changed = _changed(before, python_state(client))
     if changed:
         raise CannotVectorizeError(
             f"{type(client).__name__} changes the attribute {changed[0]!r} in {where}, where clients trained together "
@@ -189,21 +189,6 @@ def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None
             else:
                 del vars(after[name].module)[key]
         raise
-
-
-def _untouched(client: FederatedClient, before: PythonState) -> bool:
-    """Whether all attributes are the same objects with the same content: the common case, checked quickly."""
-    count = 0
-    for prefix, module in client.named_modules():
-        for key, value in vars(module).items():
-            if key not in ENGINES_OWN:
-                known = before.get(f"{prefix}.{key}" if prefix else key)
-                if known is None or known.value is not value:
-                    return False
-                if known.content is not value and (known.content or value) and not _alike(known.content, value):
-                    return False
-                count += 1
-    return count == len(before)
 
 
 def _changed(before: PythonState, after: PythonState) -> list[str]:
