@@ -62,6 +62,5 @@ def assert_evaluations_agree(fit, *, atol=1e-5, data=None, engine=None, **option
     assert not vectorized._warned
     assert not vectorized.fits.reasons
     assert not vectorized.evaluation.groups.reasons
-    assert not vectorized.evaluation.forward.reasons
     assert_scores_agree(got, evaluate(federation, SequentialEngine(**settings)), atol)
     return got

@@ -182,9 +182,9 @@ class LocalValidation(L.Callback):
 
     Such are a ReduceLROnPlateau on ``val_loss`` and an EarlyStopping in local fits, a module with manual optimization,
     schedulers and a hook of the validation, which may step them there, and code of the module or of callbacks of local
-    fits that reads the Trainer's metrics (``callback_metrics``, ...), where a plain fit has those of its validation. A client
-    without a validation part, and a module without a validation step, train on with such a schedule unstepped, and say
-    so.
+    fits that reads the Trainer's metrics (``callback_metrics``, ...), where a plain fit has those of its validation. A
+    client without a validation part, and a module without a validation step, train on with such a schedule unstepped,
+    and say so.
 
     The outer Trainer's ``check_val_every_n_epoch``, which counts its rounds, is what the module reads inside. Where all
     that asks for a validation are schedules of that frequency, and hooks, local epochs without one are left out, too.

@@ -1,4 +1,4 @@
-"""Clients of one architecture, trained and evaluated together by ``torch.func``.
+"""Clients of one architecture, trained and fine-tuned together by ``torch.func``.
 
 A fit goes through the files as follows. ``engine`` takes the tasks in ``groups``; ``limits`` tells which clients cannot
 be vectorized, and why. ``stack`` stacks the members' parameters and buffers along a leading axis, and ``phase`` trains
@@ -6,8 +6,7 @@ the stack through one phase, with gradients clipped: ``batches`` stacks the clie
 ``step`` runs forward and backward pass under ``vmap``, which may be ``compiled``, or captured as a ``cuda_graph``, and
 ``optimizer`` steps the stacked parameters.
 
-An evaluation starts in ``evaluation``, which fine-tunes clients as above; ``stacked_evaluation`` then vectorizes their
-forward passes over pieces of their parts.
+An evaluation starts in ``evaluation``, which fine-tunes clients as above and scores them one by one.
 """
 
 from pfl_lightning.engines.vectorized.engine import VectorizedEngine

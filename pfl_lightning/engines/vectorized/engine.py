@@ -56,10 +56,7 @@ class VectorizedEngine(Engine):
     random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
     trained together. (So are those of the model that ``Federation.client_model`` fine-tunes, alone.)
 
-    An evaluation fine-tunes clients together, where their method does so, and vectorizes ``forward`` over pieces of
-    their parts of ``eval_batch_size`` samples at most; what is equal for all clients is not stacked. Smaller pieces are
-    filled up, unless a sample's scores depend on the others of its batch, and as many samples go together as a training
-    step has, or an evaluation batch.
+    An evaluation fine-tunes clients together, where their method does so, and scores them one by one.
 
     A client that cannot be vectorized runs as under ``SequentialEngine``, and the reason is logged once: it overrides
     hooks, optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
@@ -71,7 +68,7 @@ class VectorizedEngine(Engine):
     which every client has a loss scale of its own, all do: ``bf16-mixed`` needs none.
 
     Args:
-        clients_per_batch: Largest number of clients trained, or evaluated, together. Memory on the device grows with
+        clients_per_batch: Largest number of clients trained, or fine-tuned, together. Memory on the device grows with
             it; after an out-of-memory error the group is halved and starts again.
         gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`; each client's gradients are clipped alone.
         gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
@@ -137,7 +134,7 @@ class VectorizedEngine(Engine):
     def evaluate(
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
-        """Evaluate clients, as many at once as allowed; see :meth:`Engine.evaluate`."""
+        """Evaluate clients, fine-tuned together; see :meth:`Engine.evaluate`."""
         return self.evaluation.run(tasks, environment, super().evaluate)
 
     def _fit_together(

@@ -163,21 +163,16 @@ class Stack:
 
     Args:
         members: Clients of one kind; their states move into the stack.
-        keep_layout: Whether the rows keep the channels-last layout, where they have it.
     """
 
-    def __init__(self, members: Sequence[Member], keep_layout: bool = False) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
         self.tensors: dict[str, Tensor] = {}
         states = [dict(member.state) for member in members]
         for member in members:
             member.state = {}
         for name in list(states[0]):
-            rows = [state.pop(name) for state in states]
-            if keep_layout and rows[0].ndim == 4 and not rows[0].is_contiguous():  # of channels last
-                self.tensors[name] = torch.stack([row.permute(0, 2, 3, 1) for row in rows]).permute(0, 1, 4, 2, 3)
-            else:
-                self.tensors[name] = torch.stack(rows)
+            self.tensors[name] = torch.stack([state.pop(name) for state in states])
 
     def row(self, member: Member) -> dict[str, Tensor]:
         """State of one client; views, not copies."""

@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from pfl_lightning.engines import VectorizedEngine
-from pfl_lightning.engines.vectorized import evaluation
 
 
 @pytest.fixture
@@ -16,13 +15,13 @@ def said(caplog):
 
 
 @pytest.fixture
-def stacked(monkeypatch):
-    """Numbers of clients that were scored together, each time."""
+def tuned(monkeypatch):
+    """Numbers of clients that were trained, or fine-tuned, together, each time."""
     sizes = []
 
-    def counted(client, members, environment, start=evaluation.score_stack):
-        sizes.append(len(members))
-        return start(client, members, environment)
+    def counted(self, *args, start=VectorizedEngine.train_stack):
+        sizes.append(len(args[1]))
+        return start(self, *args)
 
-    monkeypatch.setattr(evaluation, "score_stack", counted)
+    monkeypatch.setattr(VectorizedEngine, "train_stack", counted)
     return sizes
