@@ -5,10 +5,10 @@
 
 A federation of a small LightningModule under ``TrainerEngine``, without evaluation. The plain loop loads each client's
 weights, trains them on the same batches with a new SGD, logs nothing and averages. The plain Trainer is a silent
-``L.Trainer`` that is made once, and whose ``fit`` goes on by an epoch of each client's batches. All run in turn, in one
-process. A round's overhead is its time above that of the loop, or the Trainer, divided by the number of clients. Time is
-processor time of this process, which waiting for others on a busy machine does not add to, and the minimum over the
-rounds counts; the first round is left out.
+``L.Trainer`` that is made once, and whose ``fit`` goes on by an epoch of each client's batches. All run in turn, in
+one process. A round's overhead is its time above that of the loop, or the Trainer, divided by the number of clients.
+Time is processor time of this process, which waiting for others on a busy machine does not add to, and the minimum over
+the rounds counts; the first round is left out.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from _helpers.ray_helpers import FakeRay
 from pfl_lightning import RayEngine
 from pfl_lightning.engines.workers import engine as worker_engine
 from pfl_lightning.engines.workers import ray as ray_engine
-from pfl_lightning.engines.workers.ray_cluster import Services
 
 
 class FakeCluster:
@@ -13,7 +12,6 @@ class FakeCluster:
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0
         self.options = {"num_cpus": 1}
-        self.services = Services({})
 
     def close(self):
         self.closed += 1

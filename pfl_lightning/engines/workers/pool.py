@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -32,13 +31,11 @@ class WorkerHost(ABC):
         num_workers: Number of workers.
         device: Device of a worker, ``"cpu"`` or ``"cuda"``.
         resources: Resources of a worker, for messages.
-        lost: Whether it has died itself, so that nothing may be asked of it.
     """
 
     num_workers: int
     device: str
     resources: dict[str, Any]
-    lost = False
 
     @abstractmethod
     def start(self, threads: int) -> Any:
@@ -60,10 +57,7 @@ class WorkerHost(ABC):
     def free(self) -> Any:
         """Resources that are free, for a message about workers that do not start."""
 
-    def check(self, now: bool = False) -> None:  # noqa: B027  # a host need not be able to die
-        """Raise an error if the host itself has died; ``now`` looks although it has just looked."""
-
-    def close(self) -> None:  # noqa: B027  # nor to hold anything
+    def close(self) -> None:  # noqa: B027  # a host need not hold anything
         """Release what is not a worker's."""
 
 
@@ -73,7 +67,7 @@ MAX_WORKER_DEATHS = 3
 """Number of workers that may die on one payload before the run fails."""
 
 WAIT = 1.0
-"""Seconds of waiting for a reply after which it is checked whether what runs the workers is still there."""
+"""Seconds of waiting for a reply at a time, so that signals are seen."""
 
 
 @dataclass(eq=False)
@@ -166,11 +160,8 @@ class WorkerPool:
                 while expected in own.done:
                     expected += 1
                     yield own.done.pop(expected - 1)
-        except (WorkerDiedError, OSError):  # of a call of the host, such as a put
-            self._host.check(now=True)
-            raise
         finally:  # stopped early: jobs of this run that workers still have are dropped
-            for slot in [] if self._host.lost else list(self._slots):
+            for slot in list(self._slots):
                 if any(run is own for run, _, _ in slot.jobs):
                     others = [entry for entry in slot.jobs if entry[0] is not own]
                     self._renew(slot)
@@ -179,7 +170,6 @@ class WorkerPool:
 
     def _replace_dead_idlers(self) -> None:
         """Replace workers that died while idle, which is noticed only on a call and is no job's fault."""
-        self._host.check()
         idle = {slot.worker: slot for slot in self._slots if slot.started and not slot.jobs}
         for worker in idle:
             worker.send("alive")
@@ -187,7 +177,6 @@ class WorkerPool:
             worker, reply = self._receive(idle)
             slot = idle.pop(worker)
             if isinstance(reply, WorkerDiedError):
-                self._host.check(now=True)
                 _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _first_line(reply))
                 self._renew(slot)
 
@@ -207,7 +196,6 @@ class WorkerPool:
         worker, reply = self._receive(busy)
         slot = busy[worker]
         if isinstance(reply, WorkerDiedError):
-            self._host.check(now=True)
             if slot.started:
                 self._replace(slot, reply)
             else:
@@ -226,7 +214,6 @@ class WorkerPool:
         patience = math.inf if any(slot.started for slot in self._slots) else self._patience
         waited = 0.0
         while waited < patience:
-            self._host.check()
             step = min(WAIT, patience - waited)
             found = self._host.receive(list(workers), step)
             if found is not None:
@@ -303,10 +290,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop all workers and drop their jobs."""
-        with contextlib.suppress(FederationError):  # what runs them has died, and its workers with it
-            self._host.check(now=True)
-            for slot in self._slots:
-                slot.worker.kill()
+        for slot in self._slots:
+            slot.worker.kill()
         self._slots = []
 
 

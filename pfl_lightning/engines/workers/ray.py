@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,8 @@ class RayWorker:
 
     def kill(self) -> None:
         """End the actor."""
-        self.ray.kill(self.actor)
+        with suppress(Exception):  # Ray itself may have died
+            self.ray.kill(self.actor)
 
 
 class RayHost(WorkerHost):
@@ -108,11 +109,6 @@ class RayHost(WorkerHost):
         self.num_workers, self.device, self.resources = cluster.num_workers, cluster.device, cluster.options
         # Nothing is retried elsewhere: a dead worker is replaced by the pool, where its jobs are known.
         self._make = self._ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **cluster.options)
-
-    @property
-    def lost(self) -> bool:  # type: ignore[override]
-        """Whether Ray has died."""
-        return self._cluster.services.lost
 
     def start(self, threads: int) -> RayWorker:
         """Start an actor."""
@@ -141,10 +137,6 @@ class RayHost(WorkerHost):
     def free(self) -> Any:
         """Resources that Ray has left."""
         return self._ray.available_resources()
-
-    def check(self, now: bool = False) -> None:
-        """Knock at Ray's services."""
-        self._cluster.services.check(now)
 
     def close(self) -> None:
         """Disconnect."""

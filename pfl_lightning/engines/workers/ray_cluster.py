@@ -1,8 +1,7 @@
-"""Connection to Ray: a local instance or a running cluster, and a watch over its own processes."""
+"""Connection to Ray: a local instance or a running cluster."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -10,95 +9,14 @@ import signal
 import socket
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pfl_lightning.errors import ConfigurationError, FederationError
+from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["Cluster", "Services", "listening_here_alone", "require_ray"]
-
-SILENCE = 30.0
-"""Seconds without an answer after which a service of a cluster is given up; Ray ends this process after 60."""
-
-INTERVAL = 1.0
-"""Seconds between two knocks."""
-
-
-class Services:
-    """Services of Ray by name and address; those of a connection by :meth:`of`.
-
-    Args:
-        addresses: Host and port of each service.
-        own: Whether Ray was started by this process, so that nobody starts its services again.
-
-    Attributes:
-        lost: Whether a service has died; calls of Ray may then end this process.
-    """
-
-    def __init__(self, addresses: Mapping[str, tuple[str, int]], own: bool = False) -> None:
-        self._addresses, self._own = addresses, own
-        self._last = time.monotonic()
-        self._answered = dict.fromkeys(addresses, self._last)
-        self.lost = False
-
-    @classmethod
-    def of(cls, ray: Any, own: bool) -> Services:
-        """Global control service of the cluster, and raylet of this machine, of a connected ``ray``.
-
-        None of a connection by ``ray://``, which is one to another process that is connected.
-        """
-        from ray.util.client import ray as client
-
-        if client.is_connected():
-            return cls({}, own)
-        context = ray.get_runtime_context()
-        host, _, port = context.gcs_address.rpartition(":")
-        addresses = {"global control service (gcs_server)": (host.strip("[]"), int(port))}
-        for node in ray.nodes():
-            if node["NodeID"] == context.get_node_id():
-                addresses["raylet"] = (node["NodeManagerAddress"], node["NodeManagerPort"])
-        return cls(addresses, own)
-
-    def warn_if_reachable(self) -> None:
-        """Say so if other machines may reach services that are for this process alone."""
-        hosts = {host for host, _ in self._addresses.values() if not host.startswith("127.")} - {"::1", "localhost"}
-        if self._own and hosts:
-            warnings.warn(
-                f"Ray's processes of this run can be reached from other machines, at {', '.join(sorted(hosts))}: keep "
-                "them out by a firewall, or unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER if it is set",
-                stacklevel=4,
-            )
-
-    def check(self, now: bool = False) -> None:
-        """Knock at the services.
-
-        Args:
-            now: Whether to knock although the last time is less than a second ago.
-
-        Raises:
-            FederationError: One of them has died.
-        """
-        if not now and time.monotonic() - self._last < INTERVAL:
-            return
-        for name, (host, port) in self._addresses.items():
-            try:
-                socket.create_connection((host, port), timeout=5.0).close()
-                self._answered[name] = time.monotonic()
-            except OSError as error:
-                # A machine under load may not answer in time; a refusal means that no process listens.
-                patience = 0.0 if self._own and isinstance(error, ConnectionRefusedError) else SILENCE
-                if time.monotonic() - self._answered[name] > patience:
-                    self.lost = True
-                    raise FederationError(
-                        f"Ray's {name} at {host}:{port} has died ({error}): the workers are lost, and what was not in "
-                        "a checkpoint. Resume with --ckpt_path last; if the system killed it for lack of memory, use "
-                        "fewer workers"
-                    ) from error
-        self._last = time.monotonic()
-
+__all__ = ["Cluster", "listening_here_alone", "require_ray"]
 
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Variable of Ray: without clusters its processes listen on the loopback address, which is so on those systems."""
@@ -138,7 +56,6 @@ class Cluster:
         num_workers: Number of workers.
         options: Ray's resources of a worker.
         device: Device of a worker.
-        services: Ray's own processes, to be checked while a run waits for replies.
 
     Raises:
         ConfigurationError: Ray is not installed, the address does not answer, or there are too few GPUs.
@@ -165,10 +82,9 @@ class Cluster:
             self._connect(str(address))
         elif address is not None:
             warnings.warn(f"this process is connected to Ray already; address={address!r} is not used", stacklevel=2)
-        self.services = Services({})
         try:
-            self.services = Services.of(self.ray, starts)
-            self.services.warn_if_reachable()
+            if starts:
+                _warn_if_reachable(self.ray)
             there = self.ray.cluster_resources()
             cpus, gpus = cores if starts else int(there.get("CPU", 0)), float(there.get("GPU", 0))
             self.num_workers = num_workers or max(1, cpus // cpus_per_worker)
@@ -206,13 +122,7 @@ class Cluster:
     def close(self) -> None:
         """Disconnect; a Ray instance that was started here is shut down."""
         if self._own and self.ray.is_initialized():
-            with contextlib.suppress(FederationError):  # it is noted, and what stopped the run is told already
-                self.services.check(now=True)
-            orphans = _started_by_raylet() if self.services.lost else []
             self.ray.shutdown()
-            for process in orphans:
-                with contextlib.suppress(Exception):  # it has ended
-                    process.kill()
 
 
 @contextmanager
@@ -264,6 +174,18 @@ def _own_handler_of_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def _warn_if_reachable(ray: Any) -> None:
+    """Say so if other machines may reach a Ray that is for this process alone."""
+    hosts = {node["NodeManagerAddress"] for node in ray.nodes()}
+    reachable = sorted(host for host in hosts - {"::1", "localhost"} if not host.startswith("127."))
+    if reachable:
+        warnings.warn(
+            f"Ray's processes of this run can be reached from other machines, at {', '.join(reachable)}: keep them out "
+            f"by a firewall, or unset {CLUSTERS} if it is set",
+            stacklevel=3,
+        )
+
+
 def gpu_share(gpus: float, workers: int) -> float:
     """Number of GPUs per worker such that all fit: whole ones, or a fraction of one, since Ray refuses such as 1.5.
 
@@ -274,14 +196,6 @@ def gpu_share(gpus: float, workers: int) -> float:
     if gpus < 1:
         return gpus / workers
     return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
-
-
-def _started_by_raylet() -> list[Any]:
-    """Processes of this process's raylet, which Ray leaves behind when its control service has died."""
-    import psutil  # that of Ray, unless there is another one
-
-    raylets = [process for process in psutil.Process().children() if process.name() == "raylet"]
-    return [process for raylet in raylets for process in raylet.children(recursive=True)]
 
 
 def _knock(address: str, seconds: float = 10.0) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,9 @@ class RunningRay(SimpleNamespace):
     def is_initialized(self):
         return True
 
+    def nodes(self):
+        return [{"NodeManagerAddress": getattr(self, "host", "127.0.0.1")}]
+
     def cluster_resources(self):
         return {"CPU": 8.0, "GPU": float(self.gpus)}
 
@@ -35,7 +39,6 @@ class RunningRay(SimpleNamespace):
 @pytest.mark.parametrize(("gpus", "workers", "share"), SHARES)
 def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers, share):
     monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
-    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
     found = cluster.Cluster(None, workers, 1, None, True).options["num_gpus"]
     assert found == pytest.approx(share)
     assert found <= 1 or found == int(found)
@@ -65,7 +68,6 @@ class RayWithHandler(StartingRay):
 
 def test_sigterm_stays_the_trainers(monkeypatch):
     monkeypatch.setattr(cluster, "require_ray", lambda: RayWithHandler(gpus=0))
-    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
     before = signal.getsignal(signal.SIGTERM)
     try:
         cluster.Cluster(None, 1, 1, None, False).close()
@@ -74,11 +76,19 @@ def test_sigterm_stays_the_trainers(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize(("host", "said"), [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("192.0.2.7", 1)])
+def test_a_ray_that_other_machines_reach_is_named(host, said, monkeypatch):
+    monkeypatch.setattr(cluster, "require_ray", lambda: StartingRay(gpus=0, host=host))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cluster.Cluster(None, 1, 1, None, False).close()
+    assert [f"reached from other machines, at {host}:" in str(one.message) for one in caught] == [True] * said
+
+
 def test_signals_of_a_job_do_not_kill_ray(monkeypatch):
     """SLURM sends them to all processes of a job, not to the Trainer alone."""
     ray = StartingRay(gpus=0)
     monkeypatch.setattr(cluster, "require_ray", lambda: ray)
-    monkeypatch.setattr(cluster.Services, "of", lambda ray, own: cluster.Services({}))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     started = cluster.Cluster(None, 1, 1, None, False)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
