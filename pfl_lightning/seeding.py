@@ -10,8 +10,10 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import lru_cache
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 
 __all__ = [
     "DataStream",
+    "GeneratorStates",
     "Purpose",
     "derive_seed",
     "global_seed",
@@ -227,3 +230,34 @@ _has_accelerator = lru_cache(torch.accelerator.is_available)
 def global_seed() -> int:
     """Seed that ``lightning.seed_everything`` set, or 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorStates:
+    """States of all default generators: Python's, NumPy's, and torch's of the CPU and of a device."""
+
+    python: tuple[Any, ...]
+    numpy: Any
+    tensors: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def read(cls, device: torch.device) -> GeneratorStates:
+        """The current states."""
+        own = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
+        return cls(random.getstate(), np.random.get_state(), (torch.get_rng_state(), *own))  # noqa: NPY002
+
+    def is_as_on_host(self, other: GeneratorStates) -> bool:
+        """Whether nothing was drawn in between from Python's and NumPy's generators."""
+        return self.python == other.python and all(map(np.array_equal, self.numpy, other.numpy))
+
+    def is_as(self, other: GeneratorStates) -> bool:
+        """Whether nothing was drawn in between."""
+        return self.is_as_on_host(other) and all(map(torch.equal, self.tensors, other.tensors))
+
+    def restore(self, device: torch.device) -> None:
+        """Go on from these states."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.tensors[0])
+        for state in self.tensors[1:]:
+            torch.cuda.set_rng_state(state, device)

@@ -17,12 +17,11 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.lifecycle import check_finite_losses, means, trains
 from pfl_lightning.engines.schedules import StepCount, advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
-from pfl_lightning.seeding import seeded_generator, torch_seed
+from pfl_lightning.seeding import GeneratorStates, seeded_generator, torch_seed
 
 __all__ = ["SequentialEngine"]
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.vectorized.cuda_graph import CudaGraph, GraphedComputation
 from pfl_lightning.engines.vectorized.groups import PerModule
 from pfl_lightning.engines.vectorized.limits import PythonState, equal_attributes, python_state, uses_batch_index
 from pfl_lightning.engines.vectorized.step import Computation, EagerComputation, StepInputs, StepOutputs
 from pfl_lightning.fit.tasks import FitEnvironment
+from pfl_lightning.seeding import GeneratorStates
 
 __all__ = ["CompiledComputation", "CompiledSteps", "ComputationFactory"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.vectorized.step import Computation, StepInputs, StepOutputs
+from pfl_lightning.seeding import GeneratorStates
 
 __all__ = ["CudaGraph", "GraphedComputation"]
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.generators import GeneratorStates
 from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask
 from pfl_lightning.messages import State
-from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.seeding import GeneratorStates, Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import TensorDict
 
 __all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "put_state"]
