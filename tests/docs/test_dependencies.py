@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pfl_lightning"
 BASES = {"messages", "phases", "data", "fit", "metrics", "seeding", "checks", "errors"}
-BASES |= {"names", "options", "older_package", "lightning_private"}
+BASES |= {"names", "notices", "options", "older_package", "lightning_private"}
 TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 
 # Packages to what they may import of the package when they are imported themselves. What is imported for type checkers

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -173,16 +174,21 @@ def warn_of_counters(module: L.LightningModule) -> None:
         )
 
 
-def names_in_code(owner: Any, without: tuple[str, ...] = ()) -> set[str]:
+def names_in_code(owner: Any, without: tuple[str, ...] = ()) -> frozenset[str]:
     """Names of attributes and functions in what the author of a module's or a callback's class has written.
 
     Args:
         owner: The module or callback.
         without: What names of methods begin with that are left out.
     """
+    return _names_in_class(type(owner), without)
+
+
+@cache
+def _names_in_class(kind: type, without: tuple[str, ...]) -> frozenset[str]:
     of_lightning, replaced = {*dir(L.LightningModule), *dir(L.Callback)}, set[str]()
     waiting: list[CodeType] = []
-    for base in type(owner).__mro__:
+    for base in kind.__mro__:
         if f"{base.__module__}.".startswith(_PACKAGES):
             continue
         for name, value in vars(base).items():
@@ -195,4 +201,4 @@ def names_in_code(owner: Any, without: tuple[str, ...] = ()) -> set[str]:
         code = waiting.pop()
         found |= {*code.co_names}
         waiting += [one for one in code.co_consts if inspect.iscode(one)]  # of functions and comprehensions in it
-    return found
+    return frozenset(found)
