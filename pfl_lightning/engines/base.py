@@ -172,7 +172,7 @@ class Engine(ABC):
         except Exception as error:
             torch.set_grad_enabled(gradients)
             failed = failure(error, client, context, environment)
-            return FitResult(context.client, context.round, None, {}, {}, time.perf_counter() - start, failed)
+            return FitResult.failed(context, time.perf_counter() - start, failed)
         return FitResult(
             context.client,
             context.round,

@@ -134,6 +134,11 @@ class FitResult:
     progress_bar_names: frozenset[str] = frozenset()
     reductions: Mapping[str, str] = field(default_factory=dict)
 
+    @staticmethod
+    def failed(context: FitContext, seconds: float, error: FederationError) -> FitResult:
+        """Return the result of a fit that ended in an error."""
+        return FitResult(context.client, context.round, None, {}, {}, seconds, error)
+
     def with_own_state(self) -> FitResult:
         """Return the result with copies of its tensors, which stay valid when the next client is fitted."""
         update = self.update.with_tensors(Tensor.clone) if isinstance(self.update, ClientUpdate) else self.update

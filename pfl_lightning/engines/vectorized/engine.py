@@ -101,10 +101,6 @@ class VectorizedEngine(Engine):
         check_at_least("clients_per_batch", clients_per_batch, 1)
         super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         self.clients_per_batch, self.cache_features = clients_per_batch, cache_features
-        if forward == "loop":
-            raise ValueError(
-                "forward='loop' was no faster than SequentialEngine and is gone: use that, or forward='auto'"
-            )
         check_choice("forward", forward, ("auto", "vmap"))
         self.forward = forward
         self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
@@ -258,7 +254,7 @@ class VectorizedEngine(Engine):
         """Result of a fit, computed after the last phase on the module in the client's trained state."""
         context, start = member.context, time.perf_counter()
         if member.error is not None:
-            return FitResult(context.client, context.round, None, {}, {}, seconds, member.error)
+            return FitResult.failed(context, seconds, member.error)
         try:
             assert member.random_state is not None
             put_state(client, member.state)
@@ -273,18 +269,14 @@ class VectorizedEngine(Engine):
                 update, personal = conclude(client, context, member.before)
         except Exception as error:
             failed = failure(error, client, context, environment).with_traceback(None)
-            seconds += time.perf_counter() - start
-            return FitResult(context.client, context.round, None, {}, {}, seconds, failed)
-        means = {name: sum(values) / len(values) for name, values in member.losses.items()}
-        seconds += time.perf_counter() - start
-        count, resume_state = context.data.num_samples, handed_on(client, context)
+            return FitResult.failed(context, seconds + time.perf_counter() - start, failed)
         return FitResult(
             context.client,
             context.round,
             update,
             personal,
-            means,
-            seconds,
-            num_samples=count,
-            resume_state=resume_state,
+            {name: sum(values) / len(values) for name, values in member.losses.items()},
+            seconds + time.perf_counter() - start,
+            num_samples=context.data.num_samples,
+            resume_state=handed_on(client, context),
         )

@@ -92,11 +92,6 @@ def test_other_models_are_trained_on_a_cpu_as_by_fabric_fit():
     assert "trains such clients one by one, and compile and cuda_graphs do nothing" in line
 
 
-def test_a_loop_over_the_clients_is_refused():
-    with pytest.raises(ValueError, match="was no faster than SequentialEngine and is gone: use that, or"):
-        VectorizedEngine(forward="loop")
-
-
 OPTIMIZERS = {
     "plain": partial(torch.optim.SGD, lr=0.05),
     "nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),

@@ -55,7 +55,7 @@ class Steps(FedAvg):
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (Hooked, "Hooked overrides on_after_backward. Its clients are trained"),
+        (Hooked, "Hooked overrides on_after_backward. Its clients are evaluated"),
         (Steps, "Steps.training_step, .* branches on data, .* Its clients are evaluated"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
