@@ -52,31 +52,26 @@ class FeatureCapture:
         source: FeatureSource,
         enter: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._module, self._head, self._source, self._enter = module, head, source, enter
+        self._module, self._head, self.source, self._enter = module, head, source, enter
         self._found: Any = None
-
-    @property
-    def source(self) -> FeatureSource:
-        """Which layer has the features."""
-        return self._source
 
     def on(self, module: nn.Module) -> FeatureCapture:
         """The same for a copy of the module."""
-        return FeatureCapture(module, self._head, self._source)
+        return FeatureCapture(module, self._head, self.source)
 
     @property
     def place(self) -> str:
         """Where the features come from, for messages."""
-        return f"the input of {self._head!r}" if self._source.layer is None else f"the output of {self._source.layer!r}"
+        return f"the input of {self._head!r}" if self.source.layer is None else f"the output of {self.source.layer!r}"
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Keep features inside; what was there before is forgotten."""
         self._found = None
-        if self._source.layer is None:
+        if self.source.layer is None:
             handle: Any = self._module.get_submodule(self._head).register_forward_pre_hook(self._see, with_kwargs=True)
         else:
-            handle = self._module.get_submodule(self._source.layer).register_forward_hook(self._see_output)
+            handle = self._module.get_submodule(self.source.layer).register_forward_hook(self._see_output)
         try:
             yield
         finally:
@@ -116,7 +111,7 @@ class FeatureCapture:
         return self._checked(found)
 
     def _checked(self, found: Tensor) -> Tensor:
-        name, width = type(self._module).__name__, self._source.width
+        name, width = type(self._module).__name__, self.source.width
         features = found.flatten(1) if found.ndim > 1 else found
         if features.ndim != 2 or features.shape[1] != width:
             raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pfl_lightning.drop_in.features.capture import FeatureCapture, classes_of_batch
-from pfl_lightning.drop_in.fits.module_calls import call_step, patched
+from pfl_lightning.drop_in.fits.module_calls import call_step, nothing, patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
@@ -68,7 +68,7 @@ class FeaturePass:
                     return self._capture.take()
         step = self._step or self._module.training_step
         try:
-            with self._capture.watching(), patched(self._module, log=_nothing, log_dict=_nothing):
+            with self._capture.watching(), patched(self._module, log=nothing, log_dict=nothing):
                 call_step(step, batch, 0)
                 return self._capture.take()
         except ConfigurationError:
@@ -116,7 +116,7 @@ class FeaturePass:
         # On a CPU, chunks that stay in its caches are faster than few large ones.
         size = min(data.eval_batch_size, 128) if data.device.type == "cpu" else data.eval_batch_size
         loader = data.part.loader(size, device=torch.device("cpu") if self._hooks else data.device)
-        with _as_validating(self._module) if self._hooks else _no_change():
+        with _as_validating(self._module) if self._hooks else nullcontext():
             batch: Any
             for batch in loader.batches() if hasattr(loader, "batches") else loader:
                 batch = data.convert_input(batch)
@@ -156,12 +156,3 @@ def _as_validating(module: L.LightningModule) -> Iterator[None]:
     trainer.validating = True
     with attached(module, trainer):
         yield
-
-
-@contextmanager
-def _no_change() -> Iterator[None]:
-    yield
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Not logged."""

@@ -282,21 +282,21 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
     module, stage, environment, record = task.model.module, task.stage, task.environment, LogRecord()
     step = getattr(module, f"{stage}_step")
     with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
-        _call(module, f"on_{stage}_start")
-        _call(module, f"on_{stage}_epoch_start")
+        getattr(module, f"on_{stage}_start")()
+        getattr(module, f"on_{stage}_epoch_start")()
         for batch, index, loader in _numbered(task.loader(environment.device)):
             batch = environment.precision.convert_input(batch)
             record.start_batch(batch, loader)
             task.notes.loader = loader
-            _call(module, f"on_{stage}_batch_start", batch, index, loader or 0)
+            getattr(module, f"on_{stage}_batch_start")(batch, index, loader or 0)
             with environment.precision.forward_context():
                 output = call_step(step, batch, index, loader)
             task.scores.see(batch)
-            _call(module, f"on_{stage}_batch_end", output, batch, index, loader or 0)
+            getattr(module, f"on_{stage}_batch_end")(output, batch, index, loader or 0)
         record.start_batch(None)
         task.notes.loader = None
-        _call(module, f"on_{stage}_epoch_end")
-        _call(module, f"on_{stage}_end")
+        getattr(module, f"on_{stage}_epoch_end")()
+        getattr(module, f"on_{stage}_end")()
         return record.values()
 
 
@@ -307,10 +307,6 @@ def _numbered(loader: BatchSource) -> Iterator[tuple[Any, int, int | None]]:
         return
     several = len(loader.flattened) > 1 and combining_mode(loader) == "sequential"
     yield from ((batch, index, number if several else None) for batch, index, number in loader)
-
-
-def _call(module: nn.Module, hook: str, *args: Any) -> None:
-    getattr(module, hook)(*args)
 
 
 class _ScoresCallback(L.Callback):
