@@ -212,11 +212,11 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def explained(client: FederatedClient, method: str = "training_step") -> Iterator[None]:
-    """Inside, an error of a vectorized method of the client becomes one that names the user's line.
+def explained(client: FederatedClient) -> Iterator[None]:
+    """Inside, an error of the client's vectorized ``training_step`` becomes one that names the user's line.
 
     Raises:
-        CannotVectorizeError: The method cannot be vectorized.
+        CannotVectorizeError: The step cannot be vectorized.
         ConfigurationError: It is not to be used so.
     """
     try:
@@ -224,10 +224,10 @@ def explained(client: FederatedClient, method: str = "training_step") -> Iterato
     except (torch.OutOfMemoryError, CannotVectorizeError):
         raise
     except Exception as error:
-        raise _explanation(error, client, method) from error
+        raise _explanation(error, client) from error
 
 
-def _explanation(error: Exception, client: FederatedClient, method: str) -> Exception:
+def _explanation(error: Exception, client: FederatedClient) -> Exception:
     name = type(client).__name__
     frame = _users_frame(error.__traceback__)
     if isinstance(error, _LoggedError):
@@ -239,7 +239,7 @@ def _explanation(error: Exception, client: FederatedClient, method: str) -> Exce
         return error
     said = str(error).strip().splitlines() or [type(error).__name__]
     one_sample = str(error).startswith("Expected more than 1 value per channel")
-    return CannotVectorizeError(f"{name}.{method}, {frame}: {_first_sentence(said[0])}", silent=one_sample)
+    return CannotVectorizeError(f"{name}.training_step, {frame}: {_first_sentence(said[0])}", silent=one_sample)
 
 
 def _first_sentence(text: str) -> str:
