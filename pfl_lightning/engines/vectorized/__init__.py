@@ -3,7 +3,7 @@
 A fit goes through the files as follows. ``engine`` takes the tasks in ``groups``; ``limits`` tells which clients cannot
 be vectorized, and why. ``stack`` stacks the members' parameters and buffers along a leading axis, and ``phase`` trains
 the stack through one phase, with gradients clipped: ``batches`` stacks the clients' next batches,
-``step`` runs forward and backward pass under ``vmap``, which may be ``compiled``, or captured as a ``cuda_graph``, and
+``step`` runs forward and backward pass under ``vmap``, which may be compiled or captured (``graphs``), and
 ``optimizer`` steps the stacked parameters.
 
 An evaluation starts in ``evaluation``, which fine-tunes clients as above and scores them one by one.

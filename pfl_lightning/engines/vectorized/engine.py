@@ -17,8 +17,8 @@ from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, local_fit, trains
 from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
-from pfl_lightning.engines.vectorized.compiled import ComputationFactory
 from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
+from pfl_lightning.engines.vectorized.graphs import ComputationFactory
 from pfl_lightning.engines.vectorized.groups import Groups
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, refuse_unusual
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase

@@ -12,7 +12,7 @@ from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.lifecycle import check_finite_losses
 from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
-from pfl_lightning.engines.vectorized.compiled import ComputationFactory
+from pfl_lightning.engines.vectorized.graphs import ComputationFactory
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
 from pfl_lightning.engines.vectorized.stack import Stack

@@ -18,7 +18,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines.vectorized import compiled
+from pfl_lightning.engines.vectorized import graphs as steps
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
 
 LABELS = [[0, 1] * 4, [1, 2] * 4, [0, 2] * 6]  # in batches of 4: two whole batches, two, and three
@@ -28,9 +28,9 @@ LABELS = [[0, 1] * 4, [1, 2] * 4, [0, 2] * 6]  # in batches of 4: two whole batc
 def early(monkeypatch):
     """Compile the second step of a shape, but run the graph as it was recorded; collects the graphs."""
     graphs = []
-    monkeypatch.setattr(compiled, "USES", 2)
-    monkeypatch.setattr(compiled, "MAX_GRAPHS", 3)
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph: graphs.append(graph) or graph)
+    monkeypatch.setattr(steps, "USES", 2)
+    monkeypatch.setattr(steps, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(steps, "compile_graph", lambda graph: graphs.append(graph) or graph)
     return graphs
 
 
@@ -89,8 +89,8 @@ def test_inductor_agrees(monkeypatch):
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(3))
     except Exception as error:
         pytest.skip(f"inductor does not compile here: {type(error).__name__}: {error}")
-    monkeypatch.setattr(compiled, "USES", 2)
-    monkeypatch.setattr(compiled, "MAX_GRAPHS", 1)
+    monkeypatch.setattr(steps, "USES", 2)
+    monkeypatch.setattr(steps, "MAX_GRAPHS", 1)
     options = {"encoder": dropout_and_norm, "data": Toy([[0, 1] * 4, [1, 2] * 4])}
     engine, got = trained(partial(FedAvg, lr=0.01, epochs=3), 1, **options)
     assert not engine._warned
@@ -176,7 +176,7 @@ def test_without_a_compiler_steps_are_not_compiled(early, monkeypatch):
     def broken(*inputs):
         raise RuntimeError("there is\nno compiler")
 
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph: broken)
+    monkeypatch.setattr(steps, "compile_graph", lambda graph: broken)
     options = {"encoder": normed_encoder}
     engine, got = trained(FedPAC, **options)
     assert engine._warned == {"torch.compile failed (RuntimeError: there is no compiler); going on without compiling"}
@@ -189,7 +189,7 @@ def test_memory_errors_are_not_taken_for_a_failed_compilation(early, monkeypatch
     def large(*inputs):
         raise torch.OutOfMemoryError("simulated")
 
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph: large)
+    monkeypatch.setattr(steps, "compile_graph", lambda graph: large)
     engine, got = trained(FedAvg)
     assert "3 clients trained at once need too much memory; going on with 2 at once" in engine._warned
     assert_same(got, plain(FedAvg), atol=1e-6)

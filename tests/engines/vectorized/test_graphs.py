@@ -10,7 +10,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines.vectorized import compiled
+from pfl_lightning.engines.vectorized import graphs as steps
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedProx, FedRoD
 
 # Whole batches of 4: clients 0 and 1 have 4 an epoch, and client 2 has 6 and a small one.
@@ -27,7 +27,7 @@ def graphs(monkeypatch):
         made.append(EmulatedGraph(device))
         return made[-1]
 
-    monkeypatch.setattr(compiled, "recorder_for", lambda device: make)
+    monkeypatch.setattr(steps, "recorder_for", lambda device: make)
     return made
 
 
@@ -85,8 +85,8 @@ def test_clipped_gradients_agree(graphs):
 
 
 def test_compiled_steps_are_captured_once_they_are_compiled(graphs, monkeypatch):
-    monkeypatch.setattr(compiled, "USES", 4)
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph: graph)
+    monkeypatch.setattr(steps, "USES", 4)
+    monkeypatch.setattr(steps, "compile_graph", lambda graph: graph)
     labels = [[0, 1] * 8, [1, 2] * 8]
     engine, got, expected = trained(partial(FedAvg, epochs=3), 2, labels, {"compile": True}, encoder=normed_encoder)
     assert not engine._warned

@@ -1,4 +1,4 @@
-"""Computations of steps: as they are, compiled as one graph of forward and backward pass, or captured."""
+"""Steps as graphs of forward and backward pass: compiled, or captured as a CUDA graph and replayed by one launch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.vectorized.cuda_graph import CudaGraph, GraphedComputation
 from pfl_lightning.engines.vectorized.groups import PerModule
 from pfl_lightning.engines.vectorized.limits import PythonState, equal_attributes, python_state, uses_batch_index
 from pfl_lightning.engines.vectorized.step import Computation, EagerComputation, StepInputs, StepOutputs
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import GeneratorStates
 
-__all__ = ["CompiledComputation", "CompiledSteps", "ComputationFactory"]
+__all__ = ["CompiledComputation", "CompiledSteps", "ComputationFactory", "CudaGraph", "GraphedComputation"]
 
 USES = 10
 """Steps of a shape before it is compiled: compilation pays off after many of them."""
@@ -152,6 +151,123 @@ def _generators_kept(inputs: StepInputs) -> Any:
     device = inputs.batch[0].device
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
+
+# ---------------------------------------------------------------------- CUDA graphs
+
+WARM_UP = 3
+"""Steps on a side stream before the capture, as torch's documentation asks; they are ordinary steps of the fit."""
+
+
+class CudaGraph:
+    """Captures work on a device and repeats it, after torch's pattern for the capture of a whole network."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._graph, self._side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+    def warm_up(self, work: Callable[[], StepOutputs]) -> StepOutputs:
+        """Do the work on a side stream, before it is recorded."""
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            outputs = work()
+        current.wait_stream(self._side)
+        return outputs
+
+    def capture(self, work: Callable[[], StepOutputs]) -> StepOutputs:
+        """Record the work without doing it; the outputs hold nothing before the first replay."""
+        with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
+            return work()
+
+    def replay(self) -> None:
+        """Repeat the recorded work, on the same tensors."""
+        self._graph.replay()
+
+
+class GraphedComputation:
+    """Computation that captures another one for all clients and a whole batch, and replays it.
+
+    The parameters and buffers of the stack stay where they are during a phase: the optimizer changes them in place, and
+    the graph reads and changes them there. The batch is copied into memory of the graph. Other batches
+    (of some of the clients, or of another size) and those of fewer clients are computed as before, until the shapes
+    return; so is everything once a capture has failed, or where a step draws random numbers: their streams under
+    replay are not those that seeds give elsewhere.
+
+    The outputs are overwritten by the next replay: gradients must be used before the next step.
+
+    Args:
+        compute: The computation to capture.
+        recorder: Factory of recorders.
+        log: Logs a line once.
+    """
+
+    def __init__(
+        self, compute: Computation, recorder: Callable[[torch.device], CudaGraph], log: Callable[[str], None]
+    ) -> None:
+        self._compute, self._new_recorder, self._log = compute, recorder, log
+        self._stack: tuple[Any, ...] = ()
+        self._batch: tuple[Any, ...] = ()
+        self._recorder: CudaGraph | None = None
+        self._captured: tuple[StepInputs, StepOutputs] | None = None  # the batch is the graph's memory, to be filled
+        self._warmed_up = 0
+        self._refused = False
+
+    def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
+        """See :class:`~pfl_lightning.engines.vectorized.step.Computation`."""
+        if self._refused or not inputs.in_place:
+            return self._compute(inputs, index)
+        tensors = (*inputs.trained.values(), *inputs.others.values())
+        stack = (len(inputs.batch[0]), *(tensor.data_ptr() for tensor in tensors))
+        batch = tuple((part.shape, part.dtype) for part in inputs.batch)
+        if self._recorder is None or stack != self._stack:
+            self._captured, self._recorder = None, None  # whose memory is free before there is a new graph
+            self._stack, self._batch, self._warmed_up = stack, batch, 0
+            self._recorder = self._new_recorder(inputs.batch[0].device)
+        if batch != self._batch:
+            return self._compute(inputs, index)
+        if self._warmed_up < WARM_UP:
+            return self._warm_up(self._recorder, inputs, index)
+        if self._captured is None:
+            self._captured = self._capture(self._recorder, inputs, index)
+        if self._captured is None:
+            return self._compute(inputs, index)
+        own, outputs = self._captured
+        for part, filled in zip(inputs.batch, own.batch, strict=True):
+            filled.copy_(part, non_blocking=True)
+        self._recorder.replay()
+        return outputs
+
+    def settled(self, inputs: StepInputs) -> bool:
+        """Whether the graph exists, or there will be none."""
+        return self._captured is not None or self._refused
+
+    def _warm_up(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> StepOutputs:
+        settled = self._compute.settled(inputs)
+        device = inputs.batch[0].device
+        before = GeneratorStates.read(device)
+        outputs = recorder.warm_up(lambda: self._compute(inputs, index))
+        if not GeneratorStates.read(device).is_as(before):
+            self._refuse("training_step draws random numbers (dropout, say)")
+        self._warmed_up += settled
+        return outputs
+
+    def _capture(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> tuple[StepInputs, StepOutputs] | None:
+        own = replace(inputs, batch=tuple(part.clone() for part in inputs.batch))
+        try:
+            return own, recorder.capture(lambda: self._compute(own, index))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._refuse(f"the capture failed ({type(error).__name__}: {' '.join(str(error).split())[:300]})")
+            return None
+
+    def _refuse(self, reason: str) -> None:
+        self._refused, self._captured, self._recorder = True, None, None
+        self._log(f"{reason}; its steps are launched without CUDA graphs")
+
+
+# ---------------------------------------------------------------------- both
 
 MAX_STATES = 4
 """Sets of Python attributes of a module for which graphs are kept: with its encoder and on features, say."""
