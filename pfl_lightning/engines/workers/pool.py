@@ -177,7 +177,7 @@ class WorkerPool:
             worker, reply = self._receive(idle)
             slot = idle.pop(worker)
             if isinstance(reply, WorkerDiedError):
-                _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _first_line(reply))
+                _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _lines(reply)[0])
                 self._renew(slot)
 
     def _hand_out(self, run: _Run) -> None:
@@ -235,12 +235,10 @@ class WorkerPool:
     def _note_start(self, slot: _WorkerSlot, reply: Reply) -> None:
         try:
             _raise_error(reply)
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
+            if isinstance(error, AttributeError) and "__main__" not in str(error):
+                raise
             raise _cannot_import(error) from error
-        except AttributeError as error:
-            if "__main__" in str(error):
-                raise _not_in_a_module(error) from error
-            raise
         slot.started, self._failed_starts = True, 0
 
     def _not_started(self, slot: _WorkerSlot, error: Exception) -> None:
@@ -252,7 +250,7 @@ class WorkerPool:
             return
         if not any(other.started for other in self._slots):
             raise FederationError(
-                f"{self._failed_starts} workers in turn have died while they started: {_first_line(error)}"
+                f"{self._failed_starts} workers in turn have died while they started: {_lines(error)[0]}"
             ) from error
         self._slots.remove(slot)
         self._failed_starts = 0
@@ -260,7 +258,7 @@ class WorkerPool:
             "%s: a worker keeps dying while it starts; going on with %d (%s)",
             self._name,
             len(self._slots),
-            _first_line(error),
+            _lines(error)[0],
         )
 
     def _replace(self, slot: _WorkerSlot, error: Exception) -> None:
@@ -270,14 +268,14 @@ class WorkerPool:
         job.deaths += 1
         if job.deaths >= MAX_WORKER_DEATHS:
             raise FederationError(
-                f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_first_line(error)}; "
+                f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_lines(error)[0]}; "
                 "if the system killed them for lack of memory, use fewer workers"
             ) from error
         _log.warning(
             "%s: a worker died on %s, which runs again on another worker (%s)",
             self._name,
             job.about,
-            _first_line(error),
+            _lines(error)[0],
         )
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))
@@ -311,22 +309,11 @@ def _raise_error(reply: Reply) -> None:
 def _cannot_import(error: Exception) -> ConfigurationError:
     return ConfigurationError(
         "a worker cannot import what it needs; install pfl-lightning, and the modules with your own classes, wherever "
-        f"workers run. {_last_line(error)}"
+        "workers run. What is defined in the script or notebook itself reaches them only with the package cloudpickle: "
+        "pip install cloudpickle, or move it into a module. "
+        f"{type(error).__name__}: {_lines(error)[-1]}"
     )
 
 
-def _not_in_a_module(error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        "what is defined in the script or notebook itself reaches worker processes only with the package cloudpickle: "
-        f"pip install cloudpickle, or move it into a module that can be imported. {_last_line(error)}"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else ""
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+def _lines(error: Exception) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
