@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--batches", type=int, default=4, help="batches of 16 in a local epoch")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--profile", action="store_true", help="print what takes the time")
+    parser.add_argument("--profile", action="store_true", help="print what takes the time in the package")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -151,7 +151,7 @@ def main() -> None:
     verdict = "yes" if took - loop <= MOST else "no"
     print(f"above the loop {took - loop:.2f} ms (at most {MOST}: {verdict}), above the Trainer {took - plain:.2f} ms")
     if args.profile:
-        pstats.Stats(profile).sort_stats("cumulative").print_stats(70)
+        pstats.Stats(profile).sort_stats("cumulative").print_stats("pfl_lightning", 90)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_clients_that_no_cohort_has_drawn_are_named_before_the_first_round():
 def test_the_advice_is_true():
     with pytest.raises(ConfigurationError, match="set another batch_size, or drop_last to true"):
         _run([6, 9, 17])
-    assert _run([6, 9, 17], batch_size=5).current_epoch == 1
+    assert _run([6, 9, 17], batch_size=7).current_epoch == 1
     assert _run([6, 9, 17], drop_last=True).current_epoch == 1
 
 

@@ -168,23 +168,6 @@ def test_a_schedule_that_is_stepped_in_the_validation_moves(monkeypatch, caplog)
     assert "client 0 has no validation part: what watches a value of the validation" in caplog.text
 
 
-def test_pictures_made_in_the_validation_step_no_schedule(monkeypatch):
-    class Pictures(ByHand):
-        def on_train_epoch_end(self) -> None:
-            self.lr_schedulers().step()
-
-        def on_validation_epoch_end(self) -> None:
-            self.log("pictures", 1.0)
-            super().on_validation_epoch_end()
-
-        def configure_optimizers(self) -> Any:
-            return SteppedInValidation.configure_optimizers(self)
-
-    monkeypatch.setattr(Plateau, "validated", [])
-    run_project(FedAvg, 1, module=Pictures(), cohorts=[[0]], trainer={"limit_val_batches": 0})
-    assert Plateau.validated == []
-
-
 def test_a_client_without_validation_part_leaves_its_schedule_and_says_so(caplog):
     data = Data(Toy(validation=[0, 5, 5, 5, 5]))
     with caplog.at_level(logging.WARNING, logger="pfl_lightning"):
