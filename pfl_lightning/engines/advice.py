@@ -10,8 +10,6 @@ from torch import nn
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ClientError, ConfigurationError
 
-__all__ = ["SINGLE_ITEM", "explained", "needs_no_trainer"]
-
 SINGLE_ITEM = (
     "set another batch_size, or drop_last to true, so that no such batch is left; a client with one item needs more "
     "(min_samples of DirichletOverClients, fewer clients), or a network without batch normalization"

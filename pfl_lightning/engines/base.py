@@ -45,8 +45,6 @@ from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.notices import naming_clients
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
 
-__all__ = ["Engine"]
-
 
 class Engine(ABC):
     """Trains clients: base of the engines.

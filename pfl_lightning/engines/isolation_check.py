@@ -15,8 +15,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.equality import same
 from pfl_lightning.state.image import UnsavedState
 
-__all__ = ["IsolationCheck"]
-
 _log = logging.getLogger(__name__)
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

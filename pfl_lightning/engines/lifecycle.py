@@ -27,22 +27,6 @@ from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.resume_states import split_attributes
 from pfl_lightning.state.tensors import load_state
 
-__all__ = [
-    "SplitMetrics",
-    "begin",
-    "check_finite_losses",
-    "conclude",
-    "enter_phase",
-    "failure",
-    "forget_preparation",
-    "load_own_state",
-    "local_fit",
-    "make_context",
-    "means",
-    "phase_data",
-    "trains",
-]
-
 SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]
 """Metrics of the validation and the test part; ``None`` where there is none."""
 

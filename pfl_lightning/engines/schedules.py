@@ -13,8 +13,6 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitTask
 
-__all__ = ["Scheduler", "StepCount", "advance", "earlier_fits", "handed_on", "unpack_optimizers"]
-
 
 def earlier_fits(client: FederatedClient, task: FitTask) -> int | None:
     """Number of local fits that the client's schedules count before this one; ``None`` where they start again."""

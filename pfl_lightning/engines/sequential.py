@@ -23,8 +23,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.seeding import GeneratorStates, seeded_generator, torch_seed
 
-__all__ = ["SequentialEngine"]
-
 HOOKS_TAKEN = (
     "on_train_start",
     "on_train_end",

@@ -15,8 +15,6 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.seeding import torch_seed
 
-__all__ = ["HeldThreads", "is_set_by_user", "step_work", "threads_for_work", "work_of"]
-
 LEAST_WORK = ((512e9, 8), (32e9, 4), (2e9, 2))
 """Floating-point operations of a step's forward pass from which so many threads pay (``benchmarks/threads.py``).
 

@@ -29,8 +29,6 @@ from pfl_lightning.lightning_private import keep_fewer_signals
 from pfl_lightning.notices import silence
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["NothingProfiled", "TrainerEngine"]
-
 
 class TrainerEngine(Engine):
     """Trains each client by a Lightning Trainer of its own, without logger or checkpoints.

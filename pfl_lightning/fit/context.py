@@ -9,8 +9,6 @@ from torch import Tensor
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import PublicSamples
 
-__all__ = ["Batch", "Citation", "FitContext", "RunFacts"]
-
 Batch = tuple[Tensor, ...]
 """Inputs and labels, and the values attached to the samples, if any are (:meth:`FitData.attach`)."""
 

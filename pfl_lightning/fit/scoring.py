@@ -15,8 +15,6 @@ from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.functional.numerics import hits
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["score_neighbors", "score_part"]
-
 
 def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment: FitEnvironment) -> EvalMetrics:
     """Accuracy and mean cross entropy, without gradients.

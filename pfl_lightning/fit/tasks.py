@@ -16,18 +16,6 @@ from pfl_lightning.fit.context import FitContext, RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = [
-    "Clock",
-    "EvaluationResult",
-    "EvaluationTask",
-    "FitEnvironment",
-    "FitResult",
-    "FitTask",
-    "Losses",
-    "MakeTrainer",
-    "PhaseResult",
-]
-
 Losses = dict[str, float]
 """Means over the steps of a fit, by the name of the loss term."""
 

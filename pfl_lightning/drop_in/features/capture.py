@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from pfl_lightning.data import LABEL_KEYS, class_of_batch
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["ClassesUnknown", "FeatureCapture", "FeatureSource", "classes_of_batch", "first_tensor"]
-
 
 class ClassesUnknown(ConfigurationError):
     """Batches do not tell the classes of their samples, and nothing is given that does."""

@@ -19,8 +19,6 @@ from pfl_lightning.drop_in.features.passes import FeaturePass
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
-__all__ = ["ModuleEncoder"]
-
 BATCH = "batch of the module"
 """Name under which a view is a whole batch, which objectives join as they join dictionaries."""
 

@@ -28,8 +28,6 @@ from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.metrics import EvalMetrics
 
-__all__ = ["FeatureModule"]
-
 
 class FeatureModule(UserModule):
     """Gives a method on features the encoder, the head, the features and the classes of a user's module.

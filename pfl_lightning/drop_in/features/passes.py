@@ -21,8 +21,6 @@ from pfl_lightning.fit.data import FitData
 from pfl_lightning.lightning_private import attached
 from pfl_lightning.notices import silence
 
-__all__ = ["FeaturePass"]
-
 
 class FeaturePass:
     """Runs a user's module on batches for the sake of its features.

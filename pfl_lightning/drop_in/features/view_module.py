@@ -27,8 +27,6 @@ from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, python_seed, torch_seed
 
-__all__ = ["ViewModule"]
-
 _log = logging.getLogger(__name__)
 
 _OF_A_RUN = re.compile(r"(novel_)?(val_|test_)accuracy\b|train/|(round|client|loss|epoch|step)$")

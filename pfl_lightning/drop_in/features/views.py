@@ -15,8 +15,6 @@ from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.state.equality import same
 
-__all__ = ["hooks_on_each_view", "say_if_equal", "unstacked"]
-
 _log = logging.getLogger(__name__)
 
 

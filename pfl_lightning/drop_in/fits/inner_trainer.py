@@ -21,16 +21,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import MakeTrainer
 from pfl_lightning.lightning_private import with_own_metrics
 
-__all__ = [
-    "LocalHooks",
-    "MetricNotLogged",
-    "Trainer",
-    "give_metrics",
-    "keep_results_in_place",
-    "metrics_of",
-    "reads_metrics",
-]
-
 _log = logging.getLogger(__name__)
 
 

@@ -34,8 +34,6 @@ from pfl_lightning.notices import silence
 if TYPE_CHECKING:
     from pfl_lightning.drop_in.client.user_module import UserModule
 
-__all__ = ["ClassScores", "as_test_name", "score_module"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from pfl_lightning.fit.tasks import MakeTrainer
 if TYPE_CHECKING:
     from pfl_lightning.drop_in.client.user_module import UserModule
 
-__all__ = ["fit_module"]
-
 _log = logging.getLogger(__name__)
 
 _HOOKS = ("on_validation_epoch_start", "on_validation_epoch_end", "on_validation_start", "on_validation_end")

@@ -14,8 +14,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import callback_values, put_root_dir, trainer_or_none, values_for_loggers
 
-__all__ = ["LocalLogger", "OuterRun"]
-
 _log = logging.getLogger(__name__)
 
 _WRITES = ("add_", "after_save", "finalize", "log", "save", "watch")

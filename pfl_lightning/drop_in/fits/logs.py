@@ -18,8 +18,6 @@ from torchmetrics import MaxMetric, Metric, MinMetric, SumMetric
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["LogNotes", "LogRecord", "reduction_name", "undefined_as_nan"]
-
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
 _NAMES: dict[Any, str] = {

@@ -18,20 +18,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = [
-    "at_learning_rate",
-    "call_step",
-    "flat_objects",
-    "held_schedulers",
-    "lent_to_trainer",
-    "names_in_code",
-    "nothing",
-    "patched",
-    "share_of_learning_rates",
-    "training",
-    "warn_of_counters",
-]
-
 _PACKAGES = ("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "pfl_lightning.")
 
 

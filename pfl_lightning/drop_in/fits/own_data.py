@@ -22,8 +22,6 @@ from pfl_lightning.drop_in.fits.module_calls import nothing
 from pfl_lightning.drop_in.fits.resume import FitProgress
 from pfl_lightning.fit.data import FitData
 
-__all__ = ["OwnData", "own_values", "standing_in"]
-
 HOOKS = {"train": "train_dataloader", "validation": "val_dataloader", "test": "test_dataloader"}
 
 

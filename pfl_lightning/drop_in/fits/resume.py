@@ -23,9 +23,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import batches_that_stepped, set_batches_that_stepped
 
-__all__ = ["Continuity", "Counts", "FitProgress", "Resumption", "set_counts"]
-
-
 Modes = dict[str, bool]
 """``requires_grad`` by the names of parameters, and the training mode of layers by names with a final dot."""
 

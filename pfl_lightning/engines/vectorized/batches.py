@@ -13,8 +13,6 @@ from pfl_lightning.engines.vectorized.stack import Member
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import seeded_generator
 
-__all__ = ["Batches", "StackedBatches", "Stream"]
-
 Batch = tuple[Tensor, ...]
 Batches = tuple[Tensor, ...]
 """Inputs (R, B, ...), labels (R, B) and, where samples have values, these."""

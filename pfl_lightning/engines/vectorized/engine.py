@@ -35,8 +35,6 @@ from pfl_lightning.fit.tasks import (
 from pfl_lightning.notices import naming_clients
 from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
 
-__all__ = ["VectorizedEngine"]
-
 SMALL = 50_000
 """Parameters up to which a forward pass on a CPU takes longer to arrange than to compute."""
 

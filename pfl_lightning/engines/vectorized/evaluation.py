@@ -21,8 +21,6 @@ from pfl_lightning.seeding import Purpose
 if TYPE_CHECKING:
     from pfl_lightning.engines.vectorized.engine import VectorizedEngine
 
-__all__ = ["StackedEvaluation"]
-
 
 class StackedEvaluation:
     """Evaluations of :class:`~pfl_lightning.engines.VectorizedEngine`.

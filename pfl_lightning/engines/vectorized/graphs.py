@@ -17,8 +17,6 @@ from pfl_lightning.engines.vectorized.step import Computation, EagerComputation,
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import GeneratorStates
 
-__all__ = ["CompiledComputation", "CompiledSteps", "ComputationFactory", "CudaGraph", "GraphedComputation"]
-
 USES = 10
 """Steps of a shape before it is compiled: compilation pays off after many of them."""
 MAX_GRAPHS = 8

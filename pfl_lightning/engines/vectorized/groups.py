@@ -13,8 +13,6 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError
 from pfl_lightning.fit.tasks import EvaluationResult, EvaluationTask, FitResult, FitTask
 
-__all__ = ["Groups", "PerModule"]
-
 Task = TypeVar("Task", FitTask, EvaluationTask)
 Result = TypeVar("Result", FitResult, EvaluationResult)
 Found = TypeVar("Found")

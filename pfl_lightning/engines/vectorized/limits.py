@@ -24,19 +24,6 @@ from pfl_lightning.engines.isolation_check import HOOKS
 from pfl_lightning.engines.sequential import HOOKS_NOT_TAKEN, HOOKS_TAKEN
 from pfl_lightning.errors import ClientError, ConfigurationError
 
-__all__ = [
-    "CannotVectorizeError",
-    "NoLogs",
-    "check_elementwise",
-    "equal_attributes",
-    "explained",
-    "guarded_attributes",
-    "python_state",
-    "refuse_changes",
-    "refuse_unusual",
-    "uses_batch_index",
-]
-
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 ENGINES_OWN = (vars(nn.Module()).keys() - set(HOOKS)) | {"phase", "_recorder", "isolation"}
 """Attributes of modules that the engines and torch itself set, but for hooks around passes."""

@@ -16,8 +16,6 @@ from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_
 from pfl_lightning.engines.vectorized.stack import put_state
 from pfl_lightning.messages import State
 
-__all__ = ["StackedOptimizer", "check_same_settings"]
-
 OptimizerState = dict[str, dict[str, Any]]
 """State by parameter name and by the optimizer's key; tensors of the parameter's shape have a row for each client."""
 

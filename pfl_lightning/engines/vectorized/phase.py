@@ -20,8 +20,6 @@ from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["clip_per_client", "run_stacked_phase"]
-
 Tensors = Mapping[str, Tensor]
 
 

@@ -18,8 +18,6 @@ from pfl_lightning.messages import State
 from pfl_lightning.seeding import GeneratorStates, Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import TensorDict
 
-__all__ = ["Member", "Stack", "by_kind", "full_state", "places_of", "prepare", "put_state"]
-
 
 @dataclass(eq=False)
 class Member:

@@ -23,17 +23,6 @@ from pfl_lightning.engines.vectorized.stack import places_of
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.state.tensors import norm_names
 
-__all__ = [
-    "Computation",
-    "EagerComputation",
-    "StackedStep",
-    "StepInputs",
-    "StepOutputs",
-    "Tensors",
-    "Terms",
-    "mean_terms",
-]
-
 Tensors = Mapping[str, Tensor]
 Terms = dict[str, Tensor]
 

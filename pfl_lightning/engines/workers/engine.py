@@ -34,8 +34,6 @@ from pfl_lightning.fit.tasks import (
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.notices import shown_before
 
-__all__ = ["HostCopies", "PayloadBuilder", "WorkerEngine"]
-
 WORTH_SHARING = 65_536
 """Bytes from which common tensors go into a bundle; fewer are sent in the payload."""
 

@@ -26,8 +26,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DATA_SETS", "Packed", "SharedBytes", "pack", "pack_error", "receive", "send", "unpack"]
-
 Place = tuple[int, int]
 """Reference to what the receiver has: number of its bundle, position in it."""
 

@@ -14,8 +14,6 @@ from pfl_lightning.engines.workers.packing import Packed, unpack
 from pfl_lightning.engines.workers.worker import Payload, Reply, versions
 from pfl_lightning.errors import ConfigurationError, FederationError
 
-__all__ = ["Job", "WorkerDiedError", "WorkerHost", "WorkerPool"]
-
 
 class WorkerDiedError(FederationError):
     """A worker process has ended."""

@@ -24,8 +24,6 @@ from pfl_lightning.engines.workers.worker import Worker
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["ProcessEngine", "ProcessHost"]
-
 
 class ProcessEngine(WorkerEngine):
     """Engine that trains and evaluates clients in worker processes of this machine, on the CPU.

@@ -19,8 +19,6 @@ from pfl_lightning.engines.workers.ray_cluster import Cluster, require_ray
 from pfl_lightning.engines.workers.worker import Worker
 from pfl_lightning.fit.tasks import FitEnvironment
 
-__all__ = ["RayEngine", "RayHost"]
-
 
 class RayEngine(WorkerEngine):
     """Engine that trains and evaluates clients in worker processes of Ray (``pip install "pfl-lightning[ray]"``).

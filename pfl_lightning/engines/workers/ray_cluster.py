@@ -16,8 +16,6 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["Cluster", "listening_here_alone", "require_ray"]
-
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Variable of Ray: without clusters its processes listen on the loopback address, which is so on those systems."""
 

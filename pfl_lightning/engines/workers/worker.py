@@ -28,8 +28,6 @@ from pfl_lightning.fit.tasks import Clock, EvaluationTask, FitEnvironment, FitTa
 from pfl_lightning.messages import Broadcast, State
 from pfl_lightning.notices import remembering_in
 
-__all__ = ["ClientWork", "Notice", "Payload", "Reply", "Setup", "Worker", "read_switches", "throw_switches", "versions"]
-
 DENORMAL = 1e-40
 """Below the normal numbers of single precision."""
 
