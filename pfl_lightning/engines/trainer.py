@@ -202,7 +202,7 @@ class _Pattern:
         if not self._content:
             return copy.deepcopy(self._trainer, {id(profiler): profiler})
         unpickler = pickle.Unpickler(io.BytesIO(self._content))
-        unpickler.persistent_load = lambda _: profiler
+        unpickler.persistent_load = lambda _: profiler  # type: ignore[method-assign]
         return unpickler.load()
 
 
