@@ -44,6 +44,7 @@ SILENT: dict[str, Any] = {
     "enable_model_summary": False,
 }
 MOST = 10.0
+"""Milliseconds a client above a plain Trainer, which is itself as far above the loop, or further."""
 
 
 class Net(L.LightningModule):
@@ -148,8 +149,8 @@ def main() -> None:
         f"batches of {BATCH}, torch {torch.__version__}, lightning {L.__version__}"
     )
     print(f"a client: {took:.2f} ms, plain loop {loop:.2f} ms, plain Trainer {plain:.2f} ms")
-    verdict = "yes" if took - loop <= MOST else "no"
-    print(f"above the loop {took - loop:.2f} ms (at most {MOST}: {verdict}), above the Trainer {took - plain:.2f} ms")
+    verdict = "yes" if took - plain <= MOST else "no"
+    print(f"above the loop {took - loop:.2f} ms, above the Trainer {took - plain:.2f} ms (at most {MOST}: {verdict})")
     if args.profile:
         pstats.Stats(profile).sort_stats("cumulative").print_stats("pfl_lightning", 90)
 
