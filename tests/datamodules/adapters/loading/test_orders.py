@@ -7,7 +7,7 @@ import warnings
 import lightning as L
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import (
@@ -199,6 +199,7 @@ def test_what_a_later_pass_may_give_is_not_left_out():
     assert places_of(uncopied, NUMBER) is None
 
 
+@settings(deadline=None)  # a busy machine takes longer
 @given(st.data())
 def test_places_are_those_that_are_given(data):
     length = data.draw(st.integers(1, 30))
