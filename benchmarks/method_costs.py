@@ -53,7 +53,7 @@ from plain_loop import (
 from torch import Tensor, nn
 
 from pfl_lightning import Federation
-from pfl_lightning.cli.options.catalog import COSTS, MethodCosts, read_costs
+from pfl_lightning.cli.methods import COSTS, MethodCosts, read_costs
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.errors import ConfigurationError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pfl_lightning.cli.options.names import nearest_flag
+from pfl_lightning.cli.names import nearest_flag
 from pfl_lightning.errors import UsageError
 
 __all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "Command", "WordParser", "share", "short_help", "whole_number"]
@@ -45,7 +45,6 @@ OTHER_COMMANDS = {
     "tensorboard": Command("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
     "study": Command("pfl_lightning.study.command:study", "run a study file: methods, settings, seeds; one table"),
     "reproduce": Command("pfl_lightning.study.command:reproduce", "run a study that ships, such as a paper's table"),
-    "completion": Command("pfl_lightning.cli.completion:completion", "print a script for completion by the shell"),
 }
 """Subcommands that need no Trainer."""
 

@@ -120,40 +120,25 @@ def _print(report: Report) -> None:
         console.print(SHORT_CAVEAT if note == CAVEAT else note, markup=False, highlight=False)
 
 
-def tensorboard_arguments(args: Sequence[str]) -> list[str]:
-    """The arguments of TensorBoard for the runs of ``pfl tensorboard RUN... [options of TensorBoard]``.
+def tensorboard(args: Sequence[str]) -> None:
+    """``pfl tensorboard RUN [options of tensorboard]``: start TensorBoard on the folder of a run, until Ctrl-C.
 
     Raises:
-        ConfigurationError: No run is given, or a folder has no event files.
+        ConfigurationError: No run is given, or it has no event files.
     """
-    split = next((index for index, word in enumerate(args) if word.startswith("-")), len(args))
-    paths, options = [Path(word) for word in args[:split]], list(args[split:])
-    if not paths:
-        raise UsageError("give the folder of a run: pfl tensorboard runs/fedpac_digits [--port 6007 ...]")
-    for path in paths:
-        if next(path.rglob("events.out.tfevents.*"), None) is None:
-            there = "there is no such folder" if not path.is_dir() else "the run had another logger, or none"
-            raise ConfigurationError(f"no TensorBoard event files in {path}: {there}")
-    if len(paths) == 1:
-        return ["--logdir", str(paths[0].resolve()), *options]
-    for path in paths:
-        if any(sign in str(path) for sign in ",:"):
-            raise ConfigurationError(f"TensorBoard cannot show {path} next to others: its name has ',' or ':'")
-    return ["--logdir_spec", ",".join(f"{path.as_posix().strip('/')}:{path.resolve()}" for path in paths), *options]
-
-
-def tensorboard(args: Sequence[str]) -> None:
-    """``pfl tensorboard RUN...``: start TensorBoard on the folders of runs, until Ctrl-C."""
-    if not args or args[0] in ("-h", "--help"):
-        print(
-            "usage: pfl tensorboard RUN [RUN ...] [options of tensorboard, such as --port 6007]\n\n"
-            "RUN is a run_dir (all its versions) or a version_N."
-        )
+    usage = "pfl tensorboard RUN [options of tensorboard, such as --port 6007]"
+    if args and args[0] in ("-h", "--help"):
+        print(f"usage: {usage}\n\nRUN is a run_dir (all its versions), a version_N, or a folder of several.")
         return
-    arguments = tensorboard_arguments(args)
+    if not args or args[0].startswith("-"):
+        raise UsageError(f"give the folder of a run: {usage}")
+    if next(Path(args[0]).rglob("events.out.tfevents.*"), None) is None:
+        raise ConfigurationError(
+            f"no TensorBoard event files in {args[0]}: no such folder, or the run had no such logger"
+        )
     from tensorboard import default
     from tensorboard.program import TensorBoard
 
     program = TensorBoard(default.get_plugins())
-    program.configure(["tensorboard", *arguments])
+    program.configure(["tensorboard", "--logdir", *args])
     program.main()

@@ -11,16 +11,15 @@ from typing import Any, Literal
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
 from pfl_lightning.callbacks.inspection import InspectionCallback
-from pfl_lightning.cli.notices import Notices
-from pfl_lightning.cli.options.allowed import check_names
-from pfl_lightning.cli.options.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
+from pfl_lightning.cli.allowed import check_names
+from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.stopping import explain_lost_files, hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, SlurmCommand, place_callbacks
@@ -52,8 +51,7 @@ class FederatedCLI(LightningCLI):
         else:
             self._words = []
         self._held = ExitStack()  # the run's folder
-        self._notices = Notices()
-        with self._held, self._notices.held_back():
+        with self._held:
             super().__init__(
                 Federation,
                 FederatedDataModule,
@@ -241,14 +239,9 @@ class FederatedCLI(LightningCLI):
             kwargs["plugins"].append(AtomicCheckpointIO())
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer)  # now: a fit would first start the others, and wait for them
-        begins = dict.fromkeys(("on_fit_start", "on_validation_start", "on_test_start"), self._begin)
-        trainer.callbacks += [ArchitectureTable(), LambdaCallback(**begins)]  # type: ignore[attr-defined]
+        trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
         place_callbacks(trainer, folder, self._slurm, checkpoints=config.enable_checkpointing is not False)
         return trainer
-
-    def _begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Data and models are made, and the work begins."""
-        self._notices.release()
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
         """Leave out the best round's checkpoints where the Trainer is to write none: it would refuse them."""

@@ -6,19 +6,20 @@ import itertools
 import logging
 import os
 import pkgutil
+import re
 import sys
 import warnings
+from pathlib import Path
 
 import pfl_lightning
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS, short_help
-from pfl_lightning.cli.notices import log_warnings_plainly
-from pfl_lightning.cli.options.config_files import check_config_files
-from pfl_lightning.cli.options.names import NEAR
+from pfl_lightning.cli.config_files import check_config_files
+from pfl_lightning.cli.names import NEAR
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_output
 
-__all__ = ["main"]
+__all__ = ["main", "without_place"]
 
 REPORTED = (FederationError, ValueError, OSError, RecursionError, MemoryError, OverflowError)
 """Errors that are told in a sentence, without a traceback; Lightning's own, too."""
@@ -41,41 +42,30 @@ def help_text() -> str:
 
 
 def _answer(argv: list[str]) -> bool:
-    """Answer what needs no import of a subcommand: help, version, and words that are no subcommand."""
-    first = argv[0] if argv else ""
+    """Answer what needs no import of a subcommand: help, version, and words that are no subcommand.
+
+    Raises:
+        UsageError: The first word is no subcommand.
+    """
+    first, known = argv[0] if argv else "", [*TRAINER_COMMANDS, *OTHER_COMMANDS]
     if first in ("-h", "--help"):
         print(help_text())
     elif first == "--version":
         print(f"pfl_lightning {pfl_lightning.__version__}")
-    elif first in TRAINER_COMMANDS and _topic(argv) == "":
-        print(short_help(first))
     elif not argv:
         sys.stderr.write(f"{help_text()}\n")
         sys.exit(2)
-    elif first.partition("=")[0].endswith(".help") or _is_an_option(first, argv[1:]):
-        sys.stderr.write(f"pfl: options follow a subcommand\ndid you mean pfl fit {' '.join(argv)}\n")
-        sys.exit(2)
-    elif first.startswith("-") or first in TRAINER_COMMANDS or first in OTHER_COMMANDS:
+    elif first in TRAINER_COMMANDS and _topic(argv) == "":
+        print(short_help(first))
+    elif first in known:
         return False
+    elif first.startswith("-"):
+        raise UsageError(f"options follow a subcommand\ndid you mean pfl fit {' '.join(argv)}")
     else:
-        near = nearest(first, [*TRAINER_COMMANDS, *OTHER_COMMANDS], NEAR)
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join((*TRAINER_COMMANDS, *OTHER_COMMANDS))}"
-        sys.stderr.write(f"pfl: there is no subcommand {first!r}\n{hint}\n(pfl --help describes them)\n")
-        sys.exit(2)
+        near = nearest(first, known, NEAR)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+        raise UsageError(f"there is no subcommand {first!r}\n{hint}\n(pfl --help describes them)")
     return True
-
-
-def _is_an_option(word: str, others: list[str]) -> bool:
-    """Whether a word is an option of a subcommand, such as ``--data.batch_size=10``; any is where none is typed."""
-    without = not {*TRAINER_COMMANDS, *OTHER_COMMANDS} & {*others}
-    return word.startswith("--") and (word.partition("=")[0].partition(".")[0] in GROUPS or without)
-
-
-GROUPS = ("--model", "--data", "--trainer", "--loop", "--personalize", "--checkpoint", "--results")
-"""How options of subcommands begin."""
-
-HELP_OF_GROUPS = ("--trainer.help", "--model.help", "--loop.help", "--results.help", "--checkpoint.help")
-"""Groups of options that are no class of their own, so that the parser has no such option for them."""
 
 
 def _quiet() -> None:
@@ -94,6 +84,43 @@ def _quiet() -> None:
 def _is_no_tip(record: logging.LogRecord) -> bool:
     """Whether a message of Lightning is not an advertisement of another package."""
     return "Tip: For seamless cloud" not in record.getMessage()
+
+
+OWN = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/\S+\.py:\d+: UserWarning: ")
+"""How Python begins a warning of the package; a line of code follows the message."""
+
+
+def _log_warnings_plainly() -> None:
+    """Send warnings to Python's log of warnings, which prints the package's as sentences and others as they are.
+
+    For a process that is ``pfl`` and nothing else: a program that calls ``main`` sees warnings as ever.
+    """
+    logger, handler = logging.getLogger("py.warnings"), logging.StreamHandler()
+    handler.terminator = ""  # a warning ends with one
+    handler.setFormatter(_Plain())
+    logger.addHandler(handler)
+    logger.propagate = False
+    logging.captureWarnings(True)
+
+
+def without_place(text: str) -> str:
+    """A warning as Python formats it; of the package's own, the message alone.
+
+    Args:
+        text: The warning, with the place that gave it and the line of code.
+    """
+    own = OWN.match(text)
+    if own is None:
+        return text
+    message = re.sub(r"\n  \S.*\n$", "", text[own.end() :])
+    return f"pfl: warning: {message.rstrip()}\n"
+
+
+class _Plain(logging.Formatter):
+    """Formats warnings by :func:`without_place`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_place(record.getMessage())
 
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -139,20 +166,18 @@ def _import_from_here() -> None:
 
 
 def _topic(argv: list[str]) -> str | None:
-    """What help is asked about: ``pfl fit --help trainer``, also ``pfl fit --trainer.help``; empty: in general."""
+    """What help is asked about: ``pfl fit --help trainer``; empty: in general."""
     for option, following in itertools.pairwise([*argv[1:], ""]):
         word, _, topic = option.partition("=")
         if word in ("-h", "--help"):
             return topic or ("" if following.startswith("-") else following)
-        if word in HELP_OF_GROUPS:
-            return word.removeprefix("--").removesuffix(".help")
     return None
 
 
 def _help_on(topic: str, command: str) -> None:
     """Print the options of a subcommand, all or those of a group."""
     from pfl_lightning.cli.federated_cli import FederatedCLI
-    from pfl_lightning.cli.options.parser import help_topic
+    from pfl_lightning.cli.parser import help_topic
 
     reset = help_topic.set(topic.strip("-").removesuffix("."))
     try:
@@ -190,7 +215,7 @@ def main(args: list[str] | None = None) -> None:
     argv = sys.argv[1:] if args is None else args
     _open_streams()
     if args is None:  # this process is pfl
-        log_warnings_plainly()
+        _log_warnings_plainly()
     try:
         with explain_output():
             if not _answer(argv):
@@ -210,7 +235,7 @@ def main(args: list[str] | None = None) -> None:
 
 def _sentence(error: Exception) -> str:
     """What an error says, with its notes."""
-    from pfl_lightning.cli.options.messages import shorten
+    from pfl_lightning.cli.messages import shorten
 
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     text = str(error)

@@ -1,27 +1,36 @@
-"""``pfl methods``: what a config can name."""
+"""``pfl methods``: what a config can name, as two files list it, so that no import of torch is needed.
+
+``catalog.json`` is written by ``benchmarks/method_catalog.py``, ``costs.json`` by ``benchmarks/method_costs.py``.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.cli.options.catalog import Catalog, MethodCosts, Need, read_catalog, read_costs, variant_of
-from pfl_lightning.cli.options.names import nearest_flag
+from pfl_lightning.cli.names import nearest_flag
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 
 __all__ = [
+    "CATALOG",
+    "COSTS",
+    "MethodCosts",
     "MethodRow",
-    "encoders_table",
-    "method_card",
     "method_rows",
     "methods_table",
-    "objectives_table",
     "print_methods",
+    "read_costs",
 ]
+
+CATALOG, COSTS = (Path(__file__).with_name(f"{name}.json") for name in ("catalog", "costs"))
+"""What classes say of methods, objectives and encoders; what methods cost and serve, as it was measured."""
 
 USAGE = """usage: pfl methods                  the methods, the self-supervised objectives and the encoders
        pfl methods FILTER...        the methods that fit: --heterogeneous (clients' encoders may differ),
@@ -40,15 +49,15 @@ MODULES = {
 """What the last column means."""
 
 NEEDS = {
-    Need.FEATURES: "features in front of a head",
-    Need.ADAPTERS: "low-rank adapters in the model",
-    Need.PUBLIC: "public samples (the data module's public=...)",
-    Need.VALIDATION: "a validation part of every client (validation_share)",
-    Need.ENCODERS: "equal encoders",
-    Need.WIDTH: "features of one width",
-    Need.PARTNER: "a second network like the own or, where encoders differ, its partner=, which is the same for all",
+    "features": "features in front of a head",
+    "adapters": "low-rank adapters in the model",
+    "public data": "public samples (the data module's public=...)",
+    "validation": "a validation part of every client (validation_share)",
+    "equal encoders": "equal encoders",
+    "one width": "features of one width",
+    "partner": "a second network like the own or, where encoders differ, its partner=, which is the same for all",
 }
-"""What the column of needs means."""
+"""What a method may need of models and data, and what that means."""
 
 BETTER_THAN_CHANCE = 0.3
 """Accuracy, of ten classes, from which clients that never trained count as served."""
@@ -56,10 +65,63 @@ BETTER_THAN_CHANCE = 0.3
 FILTERS: dict[str, Callable[[MethodRow], bool]] = {
     "--heterogeneous": lambda row: row.costs is not None and row.costs.unequal_encoders,
     "--novel": lambda row: row.costs is not None and row.costs.novel_accuracy >= BETTER_THAN_CHANCE,
-    "--public": lambda row: Need.PUBLIC in row.needs,
+    "--public": lambda row: "public data" in row.needs,
     "--any-module": lambda row: row.modules == "yes",
     "--classifiers": lambda row: row.modules in ("yes", "classifiers"),
 }
+
+
+VARIANTS = {
+    "fedavg+": "FedAvg with fine_tune",
+    "heurfedamp": "FedAMP with attention=cosine, its default",
+    "ifca": "HypCluster with by_samples=false",
+    "ktpfl+weight": "KTpFL with weights=true",
+    "pfedhnpc": "PFedHN with personal_head=true",
+    "local": "LocalOnly",
+    "scriptconvergent": "LocalOnly with a personalization (configs/script_convergent_cifar10.yaml)",
+    "scriptfair": "LocalOnly with a personalization (configs/script_fair_cifar10.yaml)",
+}
+"""Names without their punctuation, and what the package has for each."""
+
+
+@dataclass(frozen=True)
+class MethodCosts:
+    """Measured costs of a method; ratios are to FedAvg with the same settings.
+
+    Attributes:
+        method: Name of the class.
+        down: What the server sends a client: modules of the model, and fields beside them.
+        up: What a client sends.
+        down_bytes: Bytes to a client in a round.
+        up_bytes: Bytes from a client in a round.
+        client_bytes: Bytes that are stored of a client from round to round.
+        server_bytes: Bytes of the server's state.
+        server_bytes_per_client: Bytes that the server keeps of each client beside it.
+        work: Operations of a round's forward and backward passes, as a ratio.
+        time: Time of a round, as a ratio; ``None`` where it was not measured.
+        overhead: Time of a round over that of its passes in a plain loop, or ``None``.
+        overhead_long: The same where a client takes more steps: FedPAC's 600 images and 5 epochs, or ``None``.
+        unequal_encoders: Whether two encoders of one feature width train together.
+        novel_accuracy: Test accuracy in [0, 1] of clients that never train, on ten classes, after ten rounds at one
+            rate for all methods, without a personalization.
+        measured: Day and machine.
+    """
+
+    method: str
+    down: list[str]
+    up: list[str]
+    down_bytes: int
+    up_bytes: int
+    client_bytes: int
+    server_bytes: int
+    server_bytes_per_client: int
+    work: float
+    time: float | None
+    overhead: float | None
+    unequal_encoders: bool
+    novel_accuracy: float
+    measured: str = ""
+    overhead_long: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,23 +143,30 @@ class MethodRow:
     paper: str
     shared: str
     modules: str
-    needs: tuple[Need, ...]
+    needs: tuple[str, ...]
     costs: MethodCosts | None
 
 
-def method_rows(catalog: Catalog) -> list[MethodRow]:
-    """The methods of the catalog with what was measured of them."""
-    costs = read_costs()
-    return [
-        MethodRow(name, year, paper, shared, modules, _needs(needs, costs.get(name)), costs.get(name))
-        for name, year, paper, shared, modules, needs in catalog.methods
-    ]
+def read_catalog() -> dict[str, list[list[str]]]:
+    """The rows of the catalog: of methods, objectives and encoders."""
+    found: dict[str, list[list[str]]] = json.loads(CATALOG.read_text())
+    return found
 
 
-def _needs(declared: str, costs: MethodCosts | None) -> tuple[Need, ...]:
-    """What the class says and, where it was measured, whether encoders must be equal."""
-    needs = [Need(word) for word in declared.split(", ") if word]
-    return (*needs, *([Need.ENCODERS] if costs is not None and not costs.unequal_encoders else []))
+def read_costs() -> dict[str, MethodCosts]:
+    """The measured methods by name."""
+    rows = json.loads(COSTS.read_text())["rows"] if COSTS.is_file() else []
+    return {row["method"]: MethodCosts(**row) for row in rows}
+
+
+def method_rows() -> list[MethodRow]:
+    """The methods of the catalog with what was measured of them: whether encoders must be equal, too."""
+    measured, rows = read_costs(), list[MethodRow]()
+    for name, year, paper, shared, modules, said in read_catalog()["methods"]:
+        costs, needs = measured.get(name), [need for need in said.split(", ") if need]
+        needs += ["equal encoders"] if costs is not None and not costs.unequal_encoders else []
+        rows.append(MethodRow(name, year, paper, shared, modules, tuple(needs), costs))
+    return rows
 
 
 def methods_table(rows: Sequence[MethodRow]) -> Table:
@@ -161,18 +230,6 @@ def _sent(parts: Sequence[str], number: int) -> str:
     return f"{', '.join(parts)}: {number / 1e3:,.1f} kB" if number else "nothing"
 
 
-def objectives_table(catalog: Catalog) -> Table:
-    """The self-supervised objectives."""
-    title = "objectives of PFLSSL and Calibre: --model.method.objective NAME"
-    return _table(("objective", "class", "what it does", "source"), catalog.objectives, title, show_lines=True)
-
-
-def encoders_table(catalog: Catalog) -> Table:
-    """The registered encoders on small images."""
-    title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
-    return _table(("encoder", "class", "features", "parameters"), catalog.encoders, title)
-
-
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", show_lines: bool = False) -> Table:
     table = Table(title=title or None, show_lines=show_lines)
     for heading in headings:
@@ -199,31 +256,46 @@ def print_methods(args: list[str]) -> None:
         rows, number = cli.model.describe(cli.datamodule), cli.datamodule.num_clients
         return console.print(architecture_table(rows, f"{number} clients"))
     catalog = read_catalog()
-    rows = method_rows(catalog)
-    console.print(methods_table(rows))
-    for table in (objectives_table, encoders_table):
-        console.print(table(catalog))
+    console.print(methods_table(method_rows()))
+    title = "objectives of PFLSSL and Calibre: --model.method.objective NAME"
+    headings = ("objective", "class", "what it does", "source")
+    console.print(_table(headings, catalog["objectives"], title, show_lines=True))
+    title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
+    console.print(_table(("encoder", "class", "features", "parameters"), catalog["encoders"], title))
     return None
 
 
-def _hint(word: str, catalog: Catalog) -> str:
+def _hint(word: str, catalog: dict[str, list[list[str]]]) -> str:
     """What was probably meant by a word that is neither a method nor a filter."""
     if word.startswith("-"):
         near = nearest_flag(word, [*FILTERS, "--config"])
         return f"did you mean {near}?" if near else "pfl methods --help lists the filters"
-    methods, objectives = [row[0] for row in catalog.methods], [row[0] for row in catalog.objectives]
-    if variant := variant_of(word, methods, objectives):
+    methods, objectives, encoders = (
+        [row[0] for row in catalog[kind]] for kind in ("methods", "objectives", "encoders")
+    )
+    if variant := _variant_of(word, methods, objectives):
         return f"it is {variant}: pfl methods {variant.split()[0]}"
-    if word in (row[0] for row in catalog.encoders):
+    if word in encoders:
         return f"it is an encoder: --model.encoder {word}"
     near = nearest(word, methods)
     return f"did you mean {near}?" if near else "pfl methods lists all"
 
 
+def _variant_of(word: str, methods: Sequence[str], objectives: Sequence[str]) -> str:
+    """Which method, with which options, a name of a paper stands for; empty for none."""
+    plain = re.sub(r"[\s\-_.()]", "", word.lower())
+    own = {name.lower(): name for name in methods}
+    own |= {f"{name.lower()}ft": f"{name} with fine_tune" for name in methods} | VARIANTS
+    for objective in objectives:
+        for prefix, name in (("", "PFLSSL or Calibre"), ("pfl", "PFLSSL"), ("calibre", "Calibre")):
+            own[prefix + objective] = f"{name} with objective={objective}"
+    return own.get(plain, "")
+
+
 def _chosen(args: Sequence[str], console: Console) -> None:
     """Print the methods that were named, or those that fit the filters."""
     catalog = read_catalog()
-    rows = method_rows(catalog)
+    rows = method_rows()
     names = {row.name.lower(): row for row in rows}
     for word in args:
         if word not in FILTERS and word.lower() not in names:

@@ -187,25 +187,16 @@ def write_personalization(
     kept = _keep_other(folder, json.loads(text))
     with replace_file(folder / PERSONALIZED) as temporary:
         temporary.write_text(text)
-    novel, failed = set(federation.data.novel), set(federation.finetune_failures)
+    novel, failed, trained = set(federation.data.novel), set(federation.finetune_failures), federation.rounds_trained
     with replace_file(folder / EVALUATIONS[PERSONALIZED]) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         columns = ["client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples"]
         writer.writerow([*columns, "test_accuracy", "test_loss"])
-        trained = federation.rounds_trained
         for client, score in federation.test_scores.items():
+            adapted = personalization.adapts and client not in failed
             samples = len(federation.data.client_data(client).train)
-            what = [int(client in novel), int(personalization.adapts and client not in failed)]
-            row = [
-                client,
-                *what,
-                samples,
-                trained[client],
-                score.num_samples,
-                _known(score.accuracy),
-                _known(score.loss),
-            ]
-            writer.writerow(row)
+            known = [client, int(client in novel), int(adapted), samples, trained[client], score.num_samples]
+            writer.writerow([*known, _known(score.accuracy), _known(score.loss)])
     return kept
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from unittest.mock import patch
 
 from pfl_lightning.errors import UsageError
-from pfl_lightning.study.definition.options import Config, write_yaml
-from pfl_lightning.study.definition.plan import Run
+from pfl_lightning.study.options import Config, write_yaml
+from pfl_lightning.study.plan import Run
 
 __all__ = ["check_configs", "config_errors"]
 
@@ -45,12 +45,9 @@ def check_configs(runs: Sequence[Run]) -> None:
         if error is not None:
             wrong.setdefault(error, []).append(run.cell.name)
     if wrong:
-        said = [f"{names[0]}{_others(names)}: {error}" for error, names in wrong.items()]
-        raise UsageError("the study's configs do not fit pfl fit:\n" + "\n".join(said))
-
-
-def _others(names: Sequence[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+        others = {error: f" and {len(names) - 1} more" if len(names) > 1 else "" for error, names in wrong.items()}
+        said = "\n".join(f"{names[0]}{others[error]}: {error}" for error, names in wrong.items())
+        raise UsageError(f"the study's configs do not fit pfl fit:\n{said}")
 
 
 def config_errors(configs: Sequence[Config]) -> list[str | None]:
@@ -59,72 +56,57 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
     Args:
         configs: The configs.
     """
+    cli: Any = None
+    found: list[str | None] = []
     with TemporaryDirectory() as folder, patch.object(sys, "argv", sys.argv[:1]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the runs themselves give them
-        parser = _Parser(Path(folder) / "run.yaml")
-        return [parser.error_of(config) for config in configs]
+        path = Path(folder) / "run.yaml"
+        for config in configs:
+            write_yaml(path, dict(config))
+            argv, said = ["fit", "--config", str(path)], io.StringIO()
+            try:
+                with redirect_stderr(said):
+                    if cli is None:  # one parser for all
+                        cli = _parsed_cli(argv)
+                    else:
+                        cli.parse_arguments(cli.parser, argv)
+                    found.append(_value_error(cli))
+            except SystemExit:
+                lines = [line for line in said.getvalue().splitlines() if line and not line.startswith("(all options")]
+                found.append("; ".join(lines).removeprefix("pfl: "))
+            except (ValueError, TypeError) as error:
+                from pfl_lightning.cli.messages import shorten
+
+                found.append(shorten(str(error)))
+    return found
 
 
-class _Parser:
-    """The parser of ``pfl fit``, made once for all configs.
+def _value_error(cli: Any) -> str | None:
+    """Values of the right kind that a run would refuse at once: what the config names is made, without its data.
 
-    Args:
-        path: A file that each config is written to.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.cli: Any = None
-
-    def error_of(self, config: Config) -> str | None:
-        """What is wrong with a config; ``None`` if it fits."""
-        write_yaml(self.path, dict(config))
-        argv, said = ["fit", "--config", str(self.path)], io.StringIO()
-        try:
-            with redirect_stderr(said):
-                if self.cli is None:
-                    self.cli = _parsed_cli(argv)
-                else:
-                    self.cli.parse_arguments(self.cli.parser, argv)
-                return self._value_error()
-        except SystemExit:
-            return _sentence(said.getvalue())
-        except (ValueError, TypeError) as error:
-            from pfl_lightning.cli.options.messages import shorten
-
-            return shorten(str(error))
-
-    def _value_error(self) -> str | None:
-        """Values of the right kind that a run would refuse at once: what the config names is made, without its data."""
-        from pfl_lightning.cli.options.allowed import check_names
-
-        config = self.cli.config["fit"]
-        rounds = config["trainer"]["max_epochs"]
-        if rounds is None or rounds < 0:
-            return f"trainer.max_epochs: a study's runs need a number of rounds of at least 0, got {rounds}"
-        if config.get("ckpt_path") is not None:
-            return "ckpt_path: the runs of a study go on by themselves; leave it out"
-        check_names(config)
-        try:
-            made = self.cli.parser.instantiate_classes(self.cli.config)
-        except (ValueError, TypeError):
-            raise
-        except (OSError, RuntimeError, LookupError, AttributeError):
-            return None  # a class of the user's may need files that only the machine of the run has
-        return _method_error(made["fit"]["model"], config["model"])
-
-
-def _method_error(model: Any, config: Any) -> str | None:
-    """An argument of the method that its client refuses, which a run would make only once it has its data.
-
-    The client is made on a layer in place of the encoder. So a refusal counts where it begins with the name of an
-    argument: others may be of the layer.
+    The method's client is made on a layer in place of the encoder, which a run has only with its data. So a refusal of
+    it counts where it begins with the name of an argument: others may be of the layer.
     """
     from torch import nn
 
+    from pfl_lightning.cli.allowed import check_names
+
+    config = cli.config["fit"]
+    rounds = config["trainer"]["max_epochs"]
+    if rounds is None or rounds < 0:
+        return f"trainer.max_epochs: a study's runs need a number of rounds of at least 0, got {rounds}"
+    if config.get("ckpt_path") is not None:
+        return "ckpt_path: the runs of a study go on by themselves; leave it out"
+    check_names(config)
     try:
-        names = config["method"]["init_args"].keys()
-        model.method_factory(nn.Linear(8, 8), 2)
+        made = cli.parser.instantiate_classes(cli.config)
+    except (OSError, RuntimeError, LookupError, AttributeError) as error:
+        if isinstance(error, ValueError):
+            raise
+        return None  # a class of the user's may need files that only the machine of the run has
+    try:
+        names = config["model"]["method"]["init_args"].keys()
+        made["fit"]["model"].method_factory(nn.Linear(8, 8), 2)
     except ValueError as error:
         words = str(error).split()
         return f"model.method.init_args.{error}" if words and words[0] in names else None
@@ -151,8 +133,3 @@ def _parsed_cli(argv: list[str]) -> Any:
             pass
 
     return Parsed(argv)
-
-
-def _sentence(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("(all options")]
-    return "; ".join(lines).removeprefix("pfl: ")

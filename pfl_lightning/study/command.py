@@ -1,27 +1,27 @@
-"""``pfl study FILE`` and ``pfl reproduce NAME``: run what is not done of a study, and write its tables."""
+"""``pfl study FILE`` and ``pfl reproduce NAME``: their options, and those of ``pfl fit`` that go to each run."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 import pfl_lightning
-from pfl_lightning.cli.options.names import NEAR
+from pfl_lightning.cli.commands import WordParser, whole_number
+from pfl_lightning.cli.names import NEAR, OTHER_NAMES, nearest_flag, nearest_option
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_folder, explain_full_disk
-from pfl_lightning.study.arguments import StudyArguments, parse_arguments, study_parser
 from pfl_lightning.study.conduct import Conductor
-from pfl_lightning.study.definition.reader import read_study
+from pfl_lightning.study.reader import read_study
 
-__all__ = ["conduct", "reproduce", "shipped_studies", "study"]
+__all__ = ["parse_arguments", "reproduce", "shipped_studies", "study", "study_parser"]
 
 DESCRIPTION = """Run the methods, settings and seeds of a study file (docs/studies.md), several at once, and write
 tables. The same command goes on after any interruption, and adds methods and seeds that were added to the file."""
@@ -32,6 +32,20 @@ OF_REPRODUCE = """Run a study that ships with the package, such as a table of a 
 DEFAULT_SCALE = "reduced"
 ON_DIGITS = "smoke"
 """The scale at which every study has the bundled digits in place of its data."""
+
+OF_A_RUN = (
+    *("seed_everything", "engine", "personalize", "inspect"),
+    *("model", "data", "trainer", "loop", "results", "checkpoint"),
+)
+"""First parts of the options that go to each run."""
+
+INSTEAD = {
+    "--config": "configs that every run starts from are the base of the study file",
+    "--ckpt_path": "runs go on by themselves",
+    "--resume": "runs go on by themselves",
+    "--run_dir": "the folder of a study is --output",
+}
+"""What a study has in place of options of a run."""
 
 
 def study(args: list[str]) -> None:
@@ -47,7 +61,7 @@ def study(args: list[str]) -> None:
     arguments = parse_arguments(parser, args)
     if not arguments.study:
         raise UsageError("pfl study needs a study file, as in pfl study my_study.yaml")
-    conduct(Path(arguments.study), replace(arguments, scale=arguments.scale or ""), ["study", *args])
+    _conduct(Path(arguments.study), arguments, ["study", *args])
 
 
 def shipped_studies() -> dict[str, Path]:
@@ -62,32 +76,38 @@ def reproduce(args: list[str]) -> None:
     Args:
         args: The arguments after ``pfl reproduce``.
     """
-    parser = study_parser("reproduce", "NAME", OF_REPRODUCE)
-    arguments = parse_arguments(parser, args)
+    arguments = parse_arguments(study_parser("reproduce", "NAME", OF_REPRODUCE), args)
     studies = shipped_studies()
     if not arguments.study:
-        Console().print(_table(studies))
+        table = Table("name", "table", "scales")
+        for name, path in studies.items():
+            found = read_study(path)
+            table.add_row(name, found.title, ", ".join(found.scales))
+        table.columns[0].no_wrap = True
+        Console().print(table)
         print("pfl reproduce NAME [--scale SCALE] [--data DIR] runs one; --check prints its runs, --help the options")
         return
     name = arguments.study.removesuffix(".yaml")
     if name not in studies:
-        meant = _meant(name, list(studies))
+        meant = _meant(name.lower().replace("_", "-"), list(studies))
         own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
         own = own if Path(arguments.study).is_file() else ""
         raise UsageError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
-    scale = arguments.scale
-    if scale is None:
-        scale = DEFAULT_SCALE if DEFAULT_SCALE in read_study(studies[name]).scales else ""
-    options = tuple(("data.init_args.root" if path == "data" else path, text) for path, text in arguments.run_options)
-    if scale == ON_DIGITS and any(path == "data" for path, _ in arguments.run_options):
+    if arguments.scale is None and DEFAULT_SCALE in read_study(studies[name]).scales:
+        arguments.scale = DEFAULT_SCALE
+    on_digits = arguments.scale == ON_DIGITS
+    if on_digits and any(path == "data" for path, _ in arguments.run_options):
         print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
-        options = tuple((path, text) for path, text in arguments.run_options if path != "data")
-    conduct(studies[name], replace(arguments, run_options=options, scale=scale), ["reproduce", *args])
+    arguments.run_options = [
+        ("data.init_args.root" if path == "data" else path, text)
+        for path, text in arguments.run_options
+        if path != "data" or not on_digits
+    ]
+    _conduct(studies[name], arguments, ["reproduce", *args])
 
 
 def _meant(name: str, studies: Sequence[str]) -> str:
     """The study that is like an unknown name, or all that have it in their names."""
-    name = name.lower().replace("_", "-")
     whole = r"(?!\d)" if name[-1:].isdigit() else ""  # table1 is not table10
     having = [study for study in studies if re.search(rf"(?<![a-z\d]){re.escape(name)}{whole}", study)]
     if len(having) > 1:
@@ -96,28 +116,13 @@ def _meant(name: str, studies: Sequence[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def _table(studies: dict[str, Path]) -> Table:
-    table = Table()
-    for column in ("name", "table", "scales"):
-        table.add_column(column, no_wrap=column == "name")
-    for name, path in studies.items():
-        study = read_study(path)
-        table.add_row(name, study.title, ", ".join(study.scales))
-    return table
-
-
-def conduct(path: Path, arguments: StudyArguments, argv: Sequence[str]) -> None:
-    """Do what a command line says with a study file.
-
-    Args:
-        path: The study file.
-        arguments: What the command line says.
-        argv: The command, to say how to go on.
-    """
+def _conduct(path: Path, arguments: argparse.Namespace, argv: list[str]) -> None:
+    """Do what a command line says with a study file; lines of a file are as long as they are."""
     found = read_study(path, arguments.scale or "")
-    name = found.name + (f"-{found.scale}" if found.scale else "")
-    output = arguments.output or Path("runs", "studies", name)
-    conductor = Conductor(found, output, arguments, list(argv), _console())
+    output = arguments.output or Path("runs", "studies", found.name + (f"-{found.scale}" if found.scale else ""))
+    console = Console()
+    console = console if console.is_terminal else Console(width=160, soft_wrap=True)
+    conductor = Conductor(found, output, arguments, argv, console)
     with explain_full_disk(output), explain_folder(output, "--output"):
         if arguments.report_only:
             conductor.report_only()
@@ -127,7 +132,71 @@ def conduct(path: Path, arguments: StudyArguments, argv: Sequence[str]) -> None:
             sys.exit(conductor.run())
 
 
-def _console() -> Console:
-    """The terminal; lines of a file are as long as they are."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160, soft_wrap=True)
+def study_parser(command: str, what: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a command's own options.
+
+    Args:
+        command: Name of the command.
+        what: Name of what it takes: a file, or a name.
+        description: What the command does.
+    """
+    parser = WordParser(
+        f"pfl {command}",
+        usage=f"pfl {command} {what} [options] [--OPTION_OF_EVERY_RUN VALUE ...]",
+        description=description,
+        epilog="Options of pfl fit, such as --trainer.max_epochs 5 or --data.init_args.root DIR, go to every run.",
+    )
+    at_least_1, at_least_0 = whole_number(at_least=1), whole_number(at_least=0)
+    add = parser.add_argument
+    add("study", nargs="?", default="", metavar=what)
+    add("--scale", help="a scale of the study, such as smoke, reduced or paper")
+    add("--output", type=Path, help="folder of the study (runs/studies/NAME[-SCALE])")
+    add("--processes", type=at_least_1, help="runs at once (cores / threads; at most 4 on a GPU)")
+    add("--threads", type=at_least_1, default=1, help="threads of each run (1)")
+    add("--seeds", default="", metavar="0,1", help="run these seeds now; the others are missing")
+    add("--methods", default="", metavar="A,B", help="run these methods, or rows, now")
+    add("--settings", default="", metavar="A,B", help="run these settings now")
+    add("--retry", type=at_least_0, default=0, help="tries of a run after it has failed (0)")
+    add("--restart", action="store_true", help="move runs of changed options aside and run them again")
+    add("--check", action="store_true", help="check every config and print the plan")
+    add("--report-only", action="store_true", help="write the tables of what is done")
+    add("--ray", default="", metavar="ADDRESS", help="run on a Ray cluster: auto, local or an address")
+    add("--gpus-per-run", type=float, default=0.0, dest="gpus", help="of a Ray cluster (0)")
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The command's own options; ``run_options`` has those of every run, as pairs of path and text.
+
+    Raises:
+        UsageError: An option is neither.
+    """
+    known = parser._option_string_actions
+    own: list[str] = []
+    others: list[tuple[str, str]] = []
+    waiting = list(argv)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, text = word.partition("=")
+        if not name.startswith("--") or name in known:
+            own.append(word)
+            if name in known and known[name].nargs != 0 and not equals and waiting:
+                own.append(waiting.pop(0))
+            continue
+        _refuse_unknown(parser.prog, name, list(known))
+        if not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise UsageError(f"{name} has no value; give one, as in --trainer.max_epochs 5")
+            text = waiting.pop(0)
+        others.append((name.removeprefix("--"), text))
+    return parser.parse_args(own, argparse.Namespace(run_options=others))
+
+
+def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
+    if name.removeprefix("--").partition(".")[0].removesuffix("+") in OF_A_RUN:
+        return
+    elsewhere = [option for option in OTHER_NAMES.values() if option.partition(".")[0] in OF_A_RUN]
+    near = nearest_flag(name, known).removeprefix("--") or nearest_option(name, [*OF_A_RUN, *elsewhere])
+    hint = f"did you mean --{near}?" if near else ""
+    where = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
+    raise UsageError(f"unknown option {name}: {INSTEAD.get(name) or hint or where}")

@@ -1,8 +1,10 @@
-"""One call of ``pfl study``: plan, check, run, report."""
+"""One call of ``pfl study``: plan, check, search, run, report."""
 
 from __future__ import annotations
 
+import argparse
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -11,21 +13,19 @@ from typing import Any
 
 from rich.console import Console
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.jobs.processes import LocalStarter, cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, stopping_signals
-from pfl_lightning.study.agenda import Agenda
-from pfl_lightning.study.arguments import StudyArguments
-from pfl_lightning.study.changed import counted, move_aside, refusal
-from pfl_lightning.study.definition.options import Config, option_of
-from pfl_lightning.study.definition.plan import Run, check_figures
-from pfl_lightning.study.definition.study import Search, Study
-from pfl_lightning.study.display import Display, Rate
+from pfl_lightning.names import did_you_mean
+from pfl_lightning.runs.folder import RunFolder
+from pfl_lightning.study.definition import Search, Study
+from pfl_lightning.study.display import Display
+from pfl_lightning.study.options import Config, option_of
+from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
+from pfl_lightning.study.run_state import RunState, claim, difference, state_of, version_of
 from pfl_lightning.study.runner import Runner
-from pfl_lightning.study.searches import NoTrialError, check_searched, search_folder
-from pfl_lightning.study.shared_training import SharedTraining
-from pfl_lightning.study.tables import print_tables
-from pfl_lightning.study.trials import bound_notes
+from pfl_lightning.study.searches import NoTrialError, check_searched, search_row, with_answers, with_some_values
+from pfl_lightning.study.tables import by_options, counted, print_tables
 
 __all__ = ["Conductor"]
 
@@ -42,32 +42,60 @@ class Conductor:
         arguments: What the command line says.
         argv: The command, to say how to go on.
         console: Where it speaks.
+
+    Raises:
+        UsageError: The study has no such seed, method or setting, or an option of the command line is one of its grid.
     """
 
     def __init__(
-        self, study: Study, output: Path, arguments: StudyArguments, argv: Sequence[str], console: Console
+        self, study: Study, output: Path, arguments: argparse.Namespace, argv: Sequence[str], console: Console
     ) -> None:
         self.study = study
         self.output = output
         self.arguments = arguments
         self.argv = argv
         self.console = console
-        self.agenda = Agenda(study, output, arguments)
-        self._failed_searches: list[Path] = []  # their folders
+        self.cells = with_answers(study, plan_cells(study, arguments.run_options), output)
+        self._failed_searches: set[str] = set()  # names of their cells
+        rows = list(dict.fromkeys([*(cell.label for cell in self.cells), *study.methods]))
+        self._seeds = _names("--seeds", arguments.seeds, [str(seed) for seed in study.seeds])
+        self._rows = _names("--methods", arguments.methods, rows)
+        self._settings = _names("--settings", arguments.settings, [name for name in study.settings if name])
+
+    # ------------------------------------------------------------------ what there is, and what is asked for
+
+    def _all_runs(self) -> list[Run]:
+        return plan_runs(self.study, self.cells, self.output)
+
+    def _asked_runs(self) -> list[Run]:
+        """The runs that this command is about."""
+        return [run for run in self._all_runs() if self._is_asked(run.cell) and str(run.seed) in self._seeds]
+
+    def _is_asked(self, cell: Cell) -> bool:
+        rows = cell.method in self._rows or cell.label in self._rows
+        return rows and (not cell.setting or cell.setting in self._settings)
+
+    def _waiting(self) -> list[Cell]:
+        """Rows that are searched now."""
+        return [cell for cell in self.cells if cell.waits and self._is_asked(cell)]
 
     # ------------------------------------------------------------------ what can be asked for
 
     def report(self, failed: Mapping[str, str] | None = None) -> None:
-        """Write the tables of what is done.
+        """Write the tables of what is done: of rows that are asked for, and those of which something was run.
 
         Args:
             failed: Why runs have just failed, by name.
         """
-        runs, waiting, left_out = self.agenda.table_runs()
-        searched = {run.name: run for run in waiting if search_folder(self.output, run.cell) in self._failed_searches}
-        reasons = {**dict.fromkeys(searched, "no trial of its search succeeded"), **(failed or {})}
-        print_tables(self.study, runs, self.output, self.console, waiting, reasons)
-        if left_out:
+        every, asked = self._all_runs(), {cell.path for cell in self.cells if self._is_asked(cell)}
+        rows = asked | {run.cell.path for run in every if version_of(run) is not None}
+        runs = [run for run in every if run.cell.path in rows]
+        reasons = dict(failed or {})
+        for run in runs:
+            if run.cell.name in self._failed_searches:
+                reasons[run.name] = "no trial of its search succeeded"
+        print_tables(self.study, runs, self.output, self.console, reasons)
+        if left_out := len({run.cell.path for run in every} - rows):
             self._print(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
     def report_only(self) -> None:
@@ -77,13 +105,13 @@ class Conductor:
 
     def check(self) -> None:
         """Check every config, and print the plan."""
-        tried = self.agenda.tried_runs()
-        self._check_configs([*self.agenda.runs, *tried])
-        for run in tried:
-            check_searched(run.cell.config)
+        self._check_configs(self._asked_runs())
+        for cell in self._waiting():
+            check_searched(with_some_values(cell).config)
         self._print_plan()
-        for line in self.agenda.lines():
-            self._print(line)
+        for run in self._asked_runs():
+            why = difference(run)
+            self._print(f"  {state_of(run).value:<10} {run.name}{f': {why}' if why else ''}")
 
     def run(self) -> int:
         """Run what is not done, and write the tables; the exit code of the command."""
@@ -95,12 +123,16 @@ class Conductor:
             return 128 + stopped.number
 
     def _run(self) -> int:
-        self._check_configs(self.agenda.unchecked_runs())  # before any of the runs is moved or searched
+        begun = (RunState.DONE, RunState.UNFINISHED)
+        # Before any of the runs is moved or searched.
+        self._check_configs([run for run in self._asked_runs() if state_of(run) not in begun])
         self._handle_changed()
-        self._search()
+        if self._waiting():
+            self._search(self._waiting())
+            self._handle_changed()
         self._print_plan()
-        open_runs = self.agenda.open_runs()
-        failed = self._play(open_runs) if open_runs else {}
+        runs = [run for run in self._asked_runs() if state_of(run) in (RunState.NEW, RunState.UNFINISHED)]
+        failed = self._play(runs) if runs else {}
         self.report(failed)
         return self._exit_code(failed)
 
@@ -108,89 +140,75 @@ class Conductor:
 
     def _check_configs(self, runs: Sequence[Run]) -> None:
         if runs:
-            check_figures(self.study, [run.cell for run in self.agenda.every_run])
-            # The rest takes a process with all imports.
+            # It takes a process with all imports.
             self._print(f"checking the configs of {counted(len(runs), 'run')}")
             from pfl_lightning.study.check import check_configs
 
-            check_configs(runs)
+            tried = {id(run.cell): with_some_values(run.cell) for run in runs}
+            check_configs(plan_runs(self.study, list(tried.values()), self.output))
 
-    def _search(self) -> None:
-        """Search options of the cells that need it."""
-        if not self.agenda.to_search:
+    def _handle_changed(self) -> None:
+        """Move runs made with different options aside, or refuse to go on; before rows are searched again, too."""
+        changed = [run for run in self._asked_runs() if difference(run)]
+        if not changed:
             return
-        if (before := self.agenda.searched_before()) and not self.arguments.restart:
+        if not self.arguments.restart:
             raise ConfigurationError(
-                f"{self.output} has {counted(len(before), 'finished run')} of rows that would be searched again, "
-                "since the search or the options have changed. Run them again with --restart, which keeps the old "
-                "ones in another folder, or give another --output"
+                f"{self.output} has {counted(len(changed), 'run')} made with different options:\n"
+                f"{by_options(changed)}\nRun them again with --restart, which keeps the old ones in another folder, or "
+                "give another --output"
             )
-        names = ", ".join(cell.name for cell in self.agenda.to_search)
-        self._print(f"searching options of {names}: {self._trials()}")
-        self.agenda.search(self._search_cell)
-        self._handle_changed()
+        for run in changed:
+            lock = claim(run)
+            if lock is None:
+                raise ConfigurationError(f"{run.name} is being run by another command: stop it first")
+            lock.release()
+        aside = self.output / "replaced" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        for run in changed:
+            new = aside / run.folder.relative_to(self.output)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            run.folder.rename(new)
+        self._print(f"moved {counted(len(changed), 'run')} made with different options to {aside}")
 
-    def _trials(self) -> str:
-        """How much a search is."""
-        rounds = dict.fromkeys(str(option_of(cell.config, "trainer.max_epochs", "?")) for cell in self.agenda.to_search)
-        number = len(self.agenda.to_search) * self.study.search.trials if self.study.search is not None else 0
-        return f"{number} trials of {' or '.join(rounds)} rounds each come first"
+    def _search(self, cells: Sequence[Cell]) -> None:
+        """Search options of rows."""
+        rounds = dict.fromkeys(str(option_of(cell.config, "trainer.max_epochs", "?")) for cell in cells)
+        number = sum(cell.search.trials for cell in cells if cell.search is not None)
+        much = f"{number} trials of {' or '.join(rounds)} rounds each come first"
+        self._print(f"searching options of {', '.join(cell.name for cell in cells)}: {much}")
+        for cell in cells:
+            try:
+                search_row(self.study, cell, self.output, self._search_one)
+            except NoTrialError as error:
+                self._failed_searches.add(cell.name)
+                self._print(f"pfl: {cell.path}: {error}")
+        self.cells = with_answers(self.study, self.cells, self.output)
 
-    def _search_cell(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
-        from pfl_lightning.study.tuner import search_options
+    def _search_one(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
+        from pfl_lightning.study.tuner import bound_notes, search_options
 
-        row = folder.relative_to(self.output / "search")
-        try:
-            found: Mapping[str, Any] = search_options(
-                search,
-                config,
-                folder,
-                choice=self.study.choice,
-                processes=self._search_processes,
-                threads=self.arguments.threads,
-                say=lambda text: self._print(f"{datetime.now():%H:%M:%S} {row}: {text}"),
-            )
-        except NoTrialError as error:
-            self._failed_searches.append(folder)
-            self._print(f"pfl: {row}: {error}")
-            raise
+        row, here = folder.relative_to(self.output / "search"), max(cores() // self.arguments.threads, 1)
+        found: Mapping[str, Any] = search_options(
+            search,
+            config,
+            folder,
+            choice=self.study.choice,
+            processes=min(self.processes, here) if self.arguments.ray else self.processes,  # on this machine
+            threads=self.arguments.threads,
+            say=lambda text: self._print(f"{datetime.now():%H:%M:%S} {row}: {text}"),
+        )
         said = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
         self._print(f"{row}: the search took {said}")
         for note in bound_notes(found, search.space):
             self._print(f"  {note}")
         return found
 
-    @property
-    def _search_processes(self) -> int:
-        """Trials at once, which this machine runs."""
-        here = max(cores() // self.arguments.threads, 1)
-        return min(self.processes, here) if self.arguments.ray else self.processes
-
-    def _handle_changed(self) -> None:
-        """Move runs made with different options aside, or refuse to go on; before rows are searched again, too."""
-        changed = self.agenda.changed_runs()
-        if not changed:
-            return
-        if not self.arguments.restart:
-            raise ConfigurationError(refusal(self.output, changed))
-        aside = move_aside(self.output, [run for run, _ in changed])
-        self._print(f"moved {counted(len(changed), 'run')} made with different options to {aside}")
-
     def _play(self, runs: Sequence[Run]) -> dict[str, str]:
-        open_names = {run.name for run in runs}
-        done = {run.name for run in self.agenda.runs if run.name not in open_names}
-        shared = SharedTraining(self.agenda.all_runs)
-        rate = Rate(self.agenda.runs, shared.repeated(runs))
-        with Display(self.agenda.runs, done, rate, self.console) as display:
-            runner = Runner(
-                self.starter,
-                display,
-                processes=self.processes,
-                threads=self.arguments.threads,
-                retry=self.arguments.retry,
-                shared=shared,
-            )
-            return runner.play(runs)
+        asked = self._asked_runs()
+        done = {run.name for run in asked if state_of(run) is RunState.DONE}
+        with Display(asked, done, self.console) as display:
+            arguments = self.arguments
+            return Runner(self.starter, display, self.processes, arguments.threads, arguments.retry).play(runs)
 
     def _exit_code(self, failed: Mapping[str, str]) -> int:
         if not failed:
@@ -222,29 +240,53 @@ class Conductor:
     def processes(self) -> int:
         """How many runs are under way at once."""
         if self.arguments.processes is not None:
-            return self.arguments.processes
-        found = max(getattr(self.starter, "cores", cores()) // self.arguments.threads, 1)
-        if self.arguments.ray or all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self.agenda.runs):
+            return int(self.arguments.processes)
+        found = max(int(getattr(self.starter, "cores", cores())) // int(self.arguments.threads), 1)
+        if self.arguments.ray or found <= RUNS_OF_A_GPU:
             return found
-        return min(found, RUNS_OF_A_GPU) if found > RUNS_OF_A_GPU and _has_gpu() else found
+        if all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self._asked_runs()):
+            return found
+        import torch  # a command that needs no GPU starts without it
+
+        return RUNS_OF_A_GPU if torch.cuda.is_available() else found
 
     # ------------------------------------------------------------------ what is printed
 
     def _print_plan(self) -> None:
-        """How many runs there are, and what is there of rows that the study does not have."""
-        self._print(self.agenda.summary())
+        """How many runs there are, in which states, and what is there of rows that the study does not have."""
+        runs = self._asked_runs()
+        counts = Counter(state_of(run).value for run in runs)
+        states = ", ".join(f"{number} {state}" for state, number in counts.items())
+        left_out = len(self._all_runs()) - len(runs)
+        more = f"; {left_out} more left out now" if left_out else ""
+        self._print(f"{self.study.title}: {counted(len(runs), 'run')} in {self.output} ({states}){more}")
         self._print_left_over()
 
     def _print_left_over(self) -> None:
-        for line in self.agenda.left_over():
-            self._print(line)
+        top = self.output / "runs"
+        known = {str(cell.path).casefold() for cell in self.cells}
+        for row in sorted(top.glob("*/*")):
+            number = sum(bool(RunFolder(seed).versions()) for seed in row.glob("seed_*"))
+            if number and str(row.relative_to(top)).casefold() not in known:
+                self._print(f"{row}: {counted(number, 'run')} of a row that the study does not have")
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
 
 
-def _has_gpu() -> bool:
-    """Whether this machine has an accelerator that runs would share."""
-    import torch
+def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Names divided by commas, of which a name may have some itself; all where none is given."""
+    found, rest = list[str](), _spelled(text)
+    while rest:
+        begun = [name for name in known if f"{rest},".startswith(f"{_spelled(name)},")]
+        if not begun:
+            first, has = rest.partition(",")[0], "; ".join(known) or "none"
+            raise UsageError(f"{option}: the study has no {first!r}{did_you_mean(first, known)} (it has {has})")
+        found.append(max(begun, key=len))
+        rest = rest[len(_spelled(found[-1])) + 1 :]
+    return found or list(known)
 
-    return torch.cuda.is_available()
+
+def _spelled(name: str) -> str:
+    """A name without spaces at its commas."""
+    return ",".join(word.strip() for word in name.split(","))

@@ -1,83 +1,82 @@
-"""What a study shows while it runs: bars on a terminal, or a line for each event, and how long the rest will take."""
+"""What a study shows while it runs: a line for each event, how far the runs are, and how long the rest will take."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as Bars
+from rich.text import Text
 
 from pfl_lightning.jobs.supervision import how_it_ended
-from pfl_lightning.study.definition.plan import Run
+from pfl_lightning.study.plan import Run
 from pfl_lightning.study.run_state import Progress, read_progress
 
-__all__ = ["Display", "Rate", "duration"]
+__all__ = ["Display", "duration"]
 
 EVERY = 1.0
 """Seconds between readings of the runs' progress."""
 
 LINE_EVERY = 60.0
-"""Seconds between two lines on the runs under way, where there are no bars."""
+"""Seconds between two lines on the runs under way, where there is no terminal."""
 
 SCORES = {"nearest_neighbor": "nearest-neighbor score"}
 """What a score is called that is no accuracy."""
 
 
 class Display:
-    """Shows how far the runs are, and tells what happens.
+    """Tells what happens, how far the runs are, and how long the rest takes at the rate of rounds so far.
 
     Args:
         runs: All runs of the study.
         done: Names of those that are done.
-        rate: How many rounds end in a second.
-        console: Where it is shown.
+        console: Where it is shown: at its end on a terminal, or else a line a minute.
     """
 
-    def __init__(self, runs: Sequence[Run], done: Iterable[str], rate: Rate, console: Console) -> None:
+    def __init__(self, runs: Sequence[Run], done: set[str], console: Console) -> None:
         self.runs = runs
-        self.done = set(done)
-        self.rate = rate
+        self.done = done
         self.console = console
-        self.active: dict[str, tuple[Run, TaskID]] = {}
+        self.active: dict[str, Run] = {}
         self.broken: set[str] = set()
-        name, far = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[far]"))
-        self.bars = Bars(name, BarColumn(), far, console=console, disable=not console.is_terminal)
-        self._all = self.bars.add_task("runs", total=len(runs), far="")
+        self._status = console.status("")
         self._read, self._line = 0.0, time.monotonic()
         self._waited = False
         self._said: set[str] = set()
+        self._began: float | None = None
+        self._played = 0  # rounds of this call
+        known = {run.name: read_progress(run.progress_file) for run in runs}
+        self._rounds = {name: 0 if found is None else found.round for name, found in known.items()}
 
     def __enter__(self) -> Display:
-        self.bars.start()
+        if self.console.is_terminal:
+            self._status.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._show()
-        self.bars.stop()
+        self._status.stop()
 
     # ------------------------------------------------------------------ events
 
-    def started(self, run: Run, resumed: bool, trained: Run | None = None) -> None:
-        """Say that a run is started, or goes on, and after whose training."""
+    def started(self, run: Run, resumed: bool) -> None:
+        """Say that a run is started, or goes on."""
+        self._began = time.monotonic() if self._began is None else self._began
         progress = read_progress(run.progress_file) if resumed else None
-        self.rate.start(run, progress.round if progress is not None else 0)
-        self.active[run.name] = (run, self.bars.add_task(run.name, total=run.rounds or None, far=""))
+        self._rounds[run.name] = progress.round if progress is not None else 0
+        self.active[run.name] = run
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
-        whose = f" of {trained.name}, which trains alike" if trained is not None else ""
-        self._say(f"{run.name}{after}{whose}")
+        self._say(f"{run.name}{after}")
 
     def finished(self, run: Run) -> None:
         """Say that a run is done, how good it is, and how long the others will take."""
-        self._remove(run)
+        self.active.pop(run.name, None)
         self.done.add(run.name)
         self._say(f"{run.name} done{_scored(self._learn(run))} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
-        self._remove(run)
+        self.active.pop(run.name, None)
         if not again:
             self.broken.add(run.name)
         said = "as a run above" if lines in self._said else lines
@@ -96,44 +95,39 @@ class Display:
         if time.monotonic() - self._read < EVERY:
             return
         self._read = time.monotonic()
-        self._show()
-        if self.bars.disable and self.active and time.monotonic() - self._line >= LINE_EVERY:
-            where = (f"{name}: {_far(run, read_progress(run.progress_file))}" for name, (run, _) in self.active.items())
-            self._say(f"{'; '.join(where)} ({self.summary()})")
+        where = "; ".join(f"{name}: {self._far(run)}" for name, run in self.active.items())
+        if self.console.is_terminal:
+            self._status.update(Text(f"{where} ({self.summary()})"))
+        elif self.active and time.monotonic() - self._line >= LINE_EVERY:
+            self._say(f"{where} ({self.summary()})")
 
     def summary(self) -> str:
         """How many runs are done, and how long the others will take."""
-        left = self.rate.left(run for run in self.runs if run.name not in self.done | self.broken)
+        left = [run for run in self.runs if run.name not in self.done | self.broken]
         counts = f"{len(self.done)} of {len(self.runs)} done"
         counts += f", {len(self.active)} running" if self.active else ""
         counts += f", {len(self.broken)} failed" if self.broken else ""
-        return counts + (f", about {duration(left)} left" if left else "")
-
-    def _show(self) -> None:
-        for run, bar in self.active.values():
-            progress = self._learn(run)
-            played = progress.round if progress is not None else 0
-            self.bars.update(bar, completed=played, far=_far(run, progress))
-        self.bars.update(self._all, completed=len(self.done), far=self.summary())
+        rounds = sum(max(run.rounds - self._rounds[run.name], 0) for run in left)
+        if self._began is None or not rounds or not self._played:
+            return counts
+        return f"{counts}, about {duration(rounds * (time.monotonic() - self._began) / self._played)} left"
 
     def _learn(self, run: Run) -> Progress | None:
+        """How far a run is; what it has played since the last look counts for the rate."""
         progress = read_progress(run.progress_file)
         if progress is not None:
-            self.rate.learn(run, progress.round)
+            self._played += max(progress.round - self._rounds[run.name], 0)
+            self._rounds[run.name] = progress.round
         return progress
 
-    def _remove(self, run: Run) -> None:
-        if run.name in self.active:
-            self.bars.remove_task(self.active.pop(run.name)[1])
+    def _far(self, run: Run) -> str:
+        """How far a run is, and how good."""
+        progress = self._learn(run)
+        return f"round {self._rounds[run.name]}/{run.rounds or '?'}{_scored(progress)}"
 
     def _say(self, text: str) -> None:
         self._line = time.monotonic()
         self.console.print(f"{datetime.now():%H:%M:%S} {text}", highlight=False, markup=False)
-
-
-def _far(run: Run, progress: Progress | None) -> str:
-    """How far a run is, and how good."""
-    return f"round {progress.round if progress is not None else 0}/{run.rounds or '?'}{_scored(progress)}"
 
 
 def _scored(progress: Progress | None) -> str:
@@ -142,45 +136,6 @@ def _scored(progress: Progress | None) -> str:
         return ""
     part, score = ("validation", progress.validation) if progress.test is None else ("test", progress.test)
     return "" if score is None else f", {part} {SCORES.get(progress.score, 'accuracy')} {100 * score:.2f} %"
-
-
-class Rate:
-    """Rounds a second of all runs that this call plays, those played at once included.
-
-    Args:
-        runs: All runs of the study; rounds of earlier calls are read from their files.
-        repeated: Runs whose rounds others train for them.
-    """
-
-    def __init__(self, runs: Iterable[Run], repeated: Iterable[Run] = ()) -> None:
-        self._played = {run.name: run.rounds for run in repeated}
-        for run in runs:
-            progress = read_progress(run.progress_file)
-            if progress is not None:
-                self._played[run.name] = progress.round
-        self._began: float | None = None
-        self._rounds = 0
-
-    def start(self, run: Run, rounds: int) -> None:
-        """Take over how many rounds of a run were played before it was started."""
-        self._began = time.monotonic() if self._began is None else self._began
-        self._played[run.name] = rounds
-
-    def learn(self, run: Run, rounds: int) -> None:
-        """Take over how many rounds of a run have been played."""
-        self._rounds += max(rounds - self._played.get(run.name, 0), 0)
-        self._played[run.name] = rounds
-
-    def left(self, runs: Iterable[Run]) -> float:
-        """Seconds until runs are done; 0 where nothing is known.
-
-        Args:
-            runs: Runs that are not done.
-        """
-        if self._began is None or not self._rounds:
-            return 0.0
-        rounds = sum(max((run.rounds or 0) - self._played.get(run.name, 0), 0) for run in runs)
-        return rounds * (time.monotonic() - self._began) / self._rounds
 
 
 def duration(seconds: float) -> str:

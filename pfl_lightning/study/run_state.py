@@ -1,32 +1,33 @@
-"""How far a run is, by what lies in its folder, and which versions there are the study's."""
+"""How far a run is, by what lies in its folder."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.runs.changes import OF_RUNS, Change, diff
-from pfl_lightning.runs.config import SETTINGS, find_seeds, flatten, is_below, leaves, same_options
+from pfl_lightning.runs.changes import OF_RUNS, Change, diff, in_words
+from pfl_lightning.runs.config import SETTINGS, is_below, leaves, same_options
 from pfl_lightning.runs.files import first_config, read_config, resumed_configs
 from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study.definition.options import Config, as_read, read_yaml
-from pfl_lightning.study.definition.plan import Run
+from pfl_lightning.study.options import Config, as_read, short_path
+from pfl_lightning.study.plan import Run
 
 __all__ = [
-    *("Progress", "RunState", "changed_options", "changes_of", "copy_progress", "finished_folder"),
-    *("flat_options", "is_in_use", "last_checkpoint", "others_versions", "own_versions", "read_progress", "state_of"),
-    "unreadable_results",
+    *("PROGRESS_FILE", "Progress", "RunState", "changed_options", "claim", "damaged_results", "difference"),
+    *("finished_folder", "flat_options", "is_in_use", "last_checkpoint", "read_progress", "state_of", "version_of"),
 ]
+
+PROGRESS_FILE = "pfl_lightning.study.callbacks.ProgressFile"
+"""The callback that a study gives its runs, by which they are known."""
 
 MACHINE_OPTIONS = (
     *("run_dir", "data.init_args.root", "data.init_args.num_workers", "trainer.devices"),
@@ -35,12 +36,8 @@ MACHINE_OPTIONS = (
 )
 """Options that differ between machines and change no result."""
 
-COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model.seed")
-"""Options by which versions are told apart."""
-
-NO_RESULT = ("checkpoint", "inspect", "results")
-"""Options outside of the Trainer that change no result."""
-
+COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model")
+"""Options that a run must not have gone on with otherwise."""
 
 NOT_GIVEN = "not given"
 """Value of an option that a config does not have, which null need not be the same as."""
@@ -53,20 +50,42 @@ class RunState(Enum):
     UNFINISHED = "unfinished"
     NEW = "new"
     CHANGED = "changed"
+    WAITING = "to search"
 
 
 def state_of(run: Run) -> RunState:
     """How far a run is: changed, if something of it is there that another config has left."""
-    if changes_of(run):
+    if difference(run):
         return RunState.CHANGED
+    if run.cell.waits:
+        return RunState.WAITING
     if finished_folder(run) is not None:
         return RunState.DONE
-    return RunState.UNFINISHED if RunFolder(run.folder).versions() else RunState.NEW
+    return RunState.NEW if version_of(run) is None else RunState.UNFINISHED
 
 
-def changes_of(run: Run) -> list[Change]:
-    """Options in which what is there of a run was made otherwise; none where nothing is there."""
-    return changed_options(run) if RunFolder(run.folder).versions() else []
+def version_of(run: Run) -> Path | None:
+    """The version that is the run: the first one that a study has begun. Others somebody has made by hand.
+
+    Of one whose process was killed early there may be no config.
+    """
+    versions = RunFolder(run.folder).versions()
+    configs = {version: first_config(version) for version in versions}
+    ours = (v for v, path in configs.items() if not path.is_file() or PROGRESS_FILE in path.read_text(errors="replace"))
+    return next(ours, None)
+
+
+def difference(run: Run) -> str:
+    """In which options what is there of a run was made otherwise; empty where nothing is there."""
+    version = version_of(run)
+    if version is None:
+        return ""
+    found = [*changed_options(run), *_resumed_with(version)]
+    if not run.cell.waits:
+        return in_words(found)
+    searched = [short_path(path) for path in run.cell.search.space] if run.cell.search is not None else []
+    others = [change for change in found if not is_below(short_path(change.option), *searched)]
+    return in_words(others) or "what another search has found"
 
 
 def changed_options(run: Run) -> list[Change]:
@@ -91,37 +110,53 @@ def changed_options(run: Run) -> list[Change]:
     return diff(before, now, missing=NOT_GIVEN)
 
 
+def _resumed_with(version: Path) -> list[Change]:
+    """Options with which somebody went on with a run by hand, and which change its results."""
+    resumed = resumed_configs(version)
+    first = read_config(first_config(version)) if resumed else {}
+    found = [
+        change
+        for path in resumed
+        for change in diff(first, read_config(path) or first, OF_RUNS)
+        if not change.of_execution
+        and is_below(change.option, *COMPARED)
+        and not is_below(change.option, *MACHINE_OPTIONS)
+    ]
+    return [change for change in found if change.known or change.of_an_engine]
+
+
 def flat_options(config: Config) -> dict[str, Any]:
     """The options of a config by path, without those that change no result."""
     return {path: value for path, value in leaves(config).items() if not is_below(path, *MACHINE_OPTIONS)}
+
+
+# ---------------------------------------------------------------------- what a run has left
 
 
 def finished_folder(run: Run) -> Path | None:
     """The folder with the results of a finished run; ``None`` while there is none.
 
     Results that cannot be read, such as those of a damaged disk, are none: the run goes on after its last checkpoint,
-    and writes them again. Versions that somebody has made with other options are not the study's.
+    and writes them again.
     """
-    needed = ["personalized.json"] if personalizes(run.config) else []
-    for version in reversed(own_versions(run)):
-        finished = (_content(version / "results.json") or {}).get("finished") is True
-        if finished and all(_content(version / name) is not None for name in needed):
-            return version
-    return None
+    version = version_of(run)
+    if version is None:
+        return None
+    found = [_content(version / name) for name in _results(run)]
+    finished = None not in found and (found[0] or {}).get("finished") is True
+    return version if finished else None
 
 
-def unreadable_results(run: Run) -> Path | None:
+def damaged_results(run: Run) -> Path | None:
     """A file of results that is there and cannot be read; ``None`` if there is none."""
-    for version in reversed(RunFolder(run.folder).versions()):
-        for path in (version / "results.json", version / "personalized.json"):
-            if path.is_file() and _content(path) is None:
-                return path
-    return None
+    version = version_of(run)
+    paths = [version / name for name in _results(run)] if version is not None else []
+    return next((path for path in paths if path.is_file() and _content(path) is None), None)
 
 
-def personalizes(config: Config) -> bool:
-    """Whether a run ends with a personalization."""
-    return config.get("personalize") not in (None, False)
+def _results(run: Run) -> list[str]:
+    """Files that a finished run has."""
+    return ["results.json"] + ["personalized.json"] * (run.config.get("personalize") not in (None, False))
 
 
 def _content(path: Path) -> Mapping[str, Any] | None:
@@ -135,8 +170,11 @@ def _content(path: Path) -> Mapping[str, Any] | None:
 
 def last_checkpoint(run: Run) -> Path | None:
     """The checkpoint that a run goes on from."""
-    paths = map(checkpoint_of, reversed(own_versions(run)))
-    return next((path for path in paths if path.is_file()), None)
+    version = version_of(run)
+    return checkpoint_of(version) if version is not None and checkpoint_of(version).is_file() else None
+
+
+# ---------------------------------------------------------------------- while it runs
 
 
 def is_in_use(run: Run) -> bool:
@@ -149,75 +187,17 @@ def is_in_use(run: Run) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------- versions that somebody has made by hand
-
-
-def own_versions(run: Run) -> list[Path]:
-    """The versions that count as the run, the oldest first.
-
-    One that was made with the run's options does, by the study's command or by hand; not one of other options, nor one
-    that went on with other options.
-    """
-    wanted = as_read(run.config)
-    configs = {version: _configs(version) for version in RunFolder(run.folder).versions()}
-    made = [one[0] for one in configs.values() if one and _is_of_a_study(one[0]) and _agree(wanted, one[0])]
-
-    def is_own(config: Config, first: Config) -> bool:
-        same = _is_of_a_study(config) or not _differs(made[0] if made else first, config)
-        return same and _agree(wanted, config)
-
-    return [version for version, found in configs.items() if all(is_own(one, found[0]) for one in found)]
-
-
-def others_versions(run: Run) -> list[Path]:
-    """The versions that do not count."""
-    own = own_versions(run)
-    return [version for version in RunFolder(run.folder).versions() if version not in own]
-
-
-def _configs(version: Path) -> list[Config]:
-    """What a version began with and was resumed with, but for files that cannot be read."""
-    paths = (first_config(version), *resumed_configs(version))
-    return [config for path in paths if (config := read_config(path))]
-
-
-def _is_of_a_study(config: Mapping[str, Any]) -> bool:
-    """Whether it has the callback that tells a study how far it is; so has what is made of such a config by hand."""
-    trainer = config.get("trainer")
-    callbacks = trainer.get("callbacks") if isinstance(trainer, Mapping) else None
-    found = callbacks if isinstance(callbacks, list) else []
-    return any(str(one.get("class_path", "")).endswith("ProgressFile") for one in found if isinstance(one, Mapping))
-
-
-def _differs(studys: Config, other: Config) -> bool:
-    """Whether a version was made with other options than the study's; some may be such as the study leaves alone."""
-    changes = (one for one in diff(studys, other, OF_RUNS) if not one.of_execution)
-    found = [one for one in changes if not is_below(one.option, *NO_RESULT)]
-    compared = [one for one in found if not is_below(one.option, "trainer") or is_below(one.option, *COMPARED)]
-    return any(one.known for one in compared) or any(one.of_an_engine for one in found)
-
-
-def _agree(mine: Config, theirs: Config) -> bool:
-    """Whether two configs, of which the second has all defaults, too, have the same numbers where both have them."""
-    one, two = dict(_numbers(mine)), dict(_numbers(theirs))
-    # A rate of 1 is saved as 1.0.
-    return all(one[path] == two[path] or one[path] != one[path] for path in one.keys() & two.keys())
-
-
-def _numbers(config: Config) -> Iterator[tuple[str, Any]]:
-    """Numbers and switches by path, seeds, and the method's name: names of other classes may be written in two ways."""
-    for name in COMPARED:
-        value: Any = config
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        for path, found in flatten(name, value).items():
-            if isinstance(found, int | float) or (path == "model.method" and isinstance(found, str)):
-                yield path, found
-    seeds = find_seeds(config.get("data"))
-    yield from ((f"seed {place} of {len(seeds)}", seed) for place, seed in enumerate(seeds))
-
-
-# ---------------------------------------------------------------------- while it runs
+def claim(run: Run) -> RunLock | None:
+    """The lock of a run; ``None`` while another process has it, such as one that a killed study has left."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = RunLock(run.folder)
+    except RunLockedError:
+        return None
+    if is_in_use(run):
+        lock.release()
+        return None
+    return lock
 
 
 @dataclass(frozen=True)
@@ -249,14 +229,3 @@ def read_progress(path: Path) -> Progress | None:
         return Progress(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def copy_progress(trained: Run, run: Run) -> None:
-    """Let a run be as far as another one, whose training it goes on after.
-
-    Args:
-        trained: The other run.
-        run: The run.
-    """
-    with suppress(OSError):  # without it, accuracy and time left are not shown while the study runs
-        shutil.copyfile(trained.progress_file, run.progress_file)

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from pfl_lightning.errors import ConfigurationError, RunLockedError
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Ended, Job, Jobs, Starter, how_it_ended
-from pfl_lightning.runs.changes import in_words
+from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study.definition.options import write_yaml
-from pfl_lightning.study.definition.plan import Run
 from pfl_lightning.study.display import Display
+from pfl_lightning.study.options import write_yaml
+from pfl_lightning.study.plan import Run
 from pfl_lightning.study.run_state import (
+    PROGRESS_FILE,
     RunState,
-    changes_of,
-    copy_progress,
+    claim,
+    difference,
     finished_folder,
-    is_in_use,
     last_checkpoint,
-    own_versions,
     state_of,
 )
-from pfl_lightning.study.shared_training import SharedTraining, Trained, settle
 
-__all__ = ["Runner", "claim", "run_job", "start_over"]
-
-PROGRESS_FILE = "pfl_lightning.study.callbacks.ProgressFile"
+__all__ = ["Runner", "run_job"]
 
 REFUSED = 2
 """Exit code of a run that refuses its options."""
-
-
-@dataclass
-class _Active:
-    """A run under way.
-
-    Attributes:
-        run: The run.
-        lock: What keeps other studies from the run.
-        trained: The training of another run that it goes on after, if any.
-    """
-
-    run: Run
-    lock: RunLock
-    trained: Trained | None = None
 
 
 @dataclass
@@ -63,8 +45,6 @@ class Runner:
         processes: How many run at once.
         threads: Threads of each.
         retry: How often a run that failed is tried again; one whose options were refused would fail again.
-        shared: Which runs train alike: one of them trains, the others wait and go on after its last checkpoint. By
-            default every run trains.
     """
 
     starter: Starter
@@ -72,9 +52,8 @@ class Runner:
     processes: int = 1
     threads: int = 1
     retry: int = 0
-    shared: SharedTraining = field(default_factory=SharedTraining)
     _waiting: deque[Run] = field(default_factory=deque, init=False)
-    _active: dict[Job, _Active] = field(default_factory=dict, init=False)
+    _active: dict[Job, tuple[Run, RunLock]] = field(default_factory=dict, init=False)
     _failures: dict[str, int] = field(default_factory=dict, init=False)
 
     def play(self, runs: Iterable[Run]) -> dict[str, str]:
@@ -99,60 +78,47 @@ class Runner:
                     else:
                         self._note(ended, failed)
         finally:
-            for active in self._active.values():
-                self._leave(active)
-            self._active = {}
+            for job in [*self._active]:
+                self._leave(job)
         return failed
 
     def _jobs(self) -> Iterator[Job | None]:
+        """The job of each run that may be played; ``None`` while there is none."""
         while self._waiting or self._active:
-            yield self._next_job()
+            job = next((job for _ in range(len(self._waiting)) if (job := self._begin(self._waiting.popleft()))), None)
+            if self._waiting and not self._active:
+                self.display.elsewhere(self._waiting[0])
+            yield job
 
-    def _next_job(self) -> Job | None:
-        """The job of the next run that may be played; ``None`` while there is none."""
-        for _ in range(len(self._waiting)):
-            run = self._waiting.popleft()
-            waits = self.shared.must_wait(run, [active.run for active in self._active.values()])
-            lock = None if waits else claim(run)
-            if lock is None:
-                self._waiting.append(run)
-            elif state_of(run) is RunState.DONE:  # by another study
-                lock.release()
-                self.display.finished(run)
-            else:
-                return self._begin(run, lock)
-        if self._waiting and not self._active:
-            self.display.elsewhere(self._waiting[0])
-        return None
-
-    def _begin(self, run: Run, lock: RunLock) -> Job:
+    def _begin(self, run: Run) -> Job | None:
+        """The job of a run, unless another command plays it, or has done so."""
+        lock = claim(run)
+        if lock is None:
+            self._waiting.append(run)
+            return None
         try:
-            # Another study may have made the run since this one looked at it.
-            if changed := changes_of(run):
+            if changed := difference(run):  # another command may have made it since this one looked at it
                 raise ConfigurationError(
-                    f"{run.name} was made meanwhile by another command with other options ({in_words(changed)}); give "
-                    "one of the commands another --output"
+                    f"{run.name} was made meanwhile by another command with other options ({changed}); give one of the "
+                    "commands another --output"
                 )
-            trained = self.shared.done_by(run)
-            job = run_job(run, self.threads, trained)
+            job = None if state_of(run) is RunState.DONE else run_job(run, self.threads)
         except BaseException:
             lock.release()
             raise
-        self._active[job] = _Active(run, lock, trained)
-        resumed = "--ckpt_path" in job.argv
-        if not resumed:
-            self.shared.begin(run)
-        self.display.started(run, resumed, None if trained is None else trained.run)
+        if job is None:
+            lock.release()
+            self.display.finished(run)
+            return None
+        self._active[job] = run, lock
+        self.display.started(run, "--ckpt_path" in job.argv)
         return job
 
     def _note(self, ended: Ended, failed: dict[str, str]) -> None:
         """Take note of a run whose process has ended."""
-        active = self._active.pop(ended.job)
-        run = active.run
-        if self._leave(active):
+        run = self._active[ended.job][0]
+        if self._leave(ended.job):
             return
-        if active.trained is not None:
-            self.shared.give_up(run)
         failures = self._failures[run.name] = self._failures.get(run.name, 0) + 1
         again = failures <= self.retry and ended.code != REFUSED
         self.display.failed(run, ended.code, last_lines(run.log), again)
@@ -161,46 +127,30 @@ class Runner:
         else:
             failed[run.name] = how_it_ended(ended.code)
 
-    def _leave(self, active: _Active) -> bool:
+    def _leave(self, job: Job) -> bool:
         """Let a run go whose process has ended; whether it is done."""
-        done = finished_folder(active.run) is not None
-        if done and active.trained is not None:
-            settle(active.trained, active.run)
-        active.lock.release()
+        run, lock = self._active.pop(job)
+        done = finished_folder(run) is not None
+        lock.release()
         if done:
-            self.display.finished(active.run)
+            self.display.finished(run)
         return done
 
 
-def claim(run: Run) -> RunLock | None:
-    """The lock of a run; ``None`` while another process has it, such as one that a killed study has left."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = RunLock(run.folder)
-    except RunLockedError:
-        return None
-    if is_in_use(run):
-        lock.release()
-        return None
-    return lock
-
-
-def run_job(run: Run, threads: int, trained: Trained | None = None) -> Job:
+def run_job(run: Run, threads: int) -> Job:
     """The job that starts a run or goes on with it; its config is written.
 
-    What a process has left that was killed before its first checkpoint is moved aside.
+    What is there of a run without a checkpoint is moved aside, with what somebody has made beside it by hand: the
+    first version is the run.
 
     Args:
         run: The run.
         threads: Threads of its process.
-        trained: The training of another run that it goes on after, unless it has a checkpoint of its own.
     """
     checkpoint = last_checkpoint(run)
-    if checkpoint is None:
-        start_over(run)
-        if trained is not None:
-            checkpoint = trained.checkpoint
-            copy_progress(trained.run, run)
+    for version in RunFolder(run.folder).versions() if checkpoint is None else ():
+        places = (run.folder / f"set_aside_{number}" for number in itertools.count())
+        version.rename(next(path for path in places if not path.exists()))
     write_yaml(run.config_file, dict(run.config))
     argv = ["fit", "--config", str(run.config_file)]
     # In one word, as JSON: the path alone would be read as YAML, in which it may be a mapping or a list.
@@ -208,12 +158,3 @@ def run_job(run: Run, threads: int, trained: Trained | None = None) -> Job:
     argv += [f"--trainer.callbacks+={json.dumps(callback)}"]
     argv += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
     return Job(tuple(argv), run.log, threads)
-
-
-def start_over(run: Run) -> None:
-    """Move aside what is there of a run; not what somebody has made in its folder with other options."""
-    for version in own_versions(run):
-        number = 0
-        while (aside := version.with_name(f"set_aside_{number}")).exists():
-            number += 1
-        version.rename(aside)

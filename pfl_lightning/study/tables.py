@@ -6,30 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfl_lightning.runs.changes import in_words
-from pfl_lightning.study.changed import by_options, changed_before_search, counted
-from pfl_lightning.study.definition.plan import Run
-from pfl_lightning.study.definition.study import Study
-from pfl_lightning.study.run_state import (
-    RunState,
-    changes_of,
-    finished_folder,
-    others_versions,
-    state_of,
-    unreadable_results,
-)
-from pfl_lightning.study.searches import search_of
+from pfl_lightning.study.definition import Study
+from pfl_lightning.study.plan import Run
+from pfl_lightning.study.run_state import RunState, damaged_results, difference, finished_folder, state_of
 
-__all__ = ["print_tables"]
+__all__ = ["by_options", "counted", "print_tables"]
 
 
 def print_tables(
-    study: Study,
-    runs: Sequence[Run],
-    output: Path,
-    console: Any,
-    waiting: Sequence[Run] = (),
-    failed: Mapping[str, str] | None = None,
+    study: Study, runs: Sequence[Run], output: Path, console: Any, failed: Mapping[str, str] | None = None
 ) -> None:
     """Write the tables and curves of the finished runs to the study's folder, and print the table.
 
@@ -38,37 +23,42 @@ def print_tables(
         runs: Its runs, of which some may be missing.
         output: Its folder.
         console: Where the table is printed.
-        waiting: Runs whose options must be searched first, which are missing.
         failed: Why runs have just failed, by name.
     """
     from pfl_lightning import report
 
-    folders = {run.name: found for run in runs if (found := _result(run)) is not None}
-    rows, settings = _rows(study, [*runs, *waiting], folders), _settings(study, runs, waiting, folders, failed or {})
+    folders: dict[str, Path] = {}
+    missing: dict[tuple[str, str], list[int]] = {}
+    for run in runs:
+        state, folder = state_of(run), finished_folder(run)
+        if state is RunState.DONE and folder is not None:
+            folders[run.name] = folder
+        else:
+            why = (failed or {}).get(run.name) or _why(run, state)
+            missing.setdefault((run.cell.name, why), []).append(run.seed)
+    said = [f"{name}, {_seeds(seeds)}{f' ({why})' if why else ''}" for (name, why), seeds in missing.items()]
+    note = f"Missing: {'; '.join(said)}." if said else ""
     if not folders:
-        console.print(f"{_no_table(runs)}{settings.note}", highlight=False, markup=False)
+        changed = [run for run in runs if difference(run)]
+        none = "no finished run was made with these options" if changed else "no run is finished"
+        told = f":\n{by_options(changed)}\n" if changed else ". "
+        console.print(f"{none}: there is no table yet{told}{note}", highlight=False, markup=False)
         return
+    settings = report.ReportSettings(
+        title=study.title + (f" (scale {study.scale})" if study.scale else ""),
+        choice=study.choice,
+        figure=study.figure,
+        target_accuracy=study.target_accuracy,
+        source=study.published.source,
+        note=note,
+        expected_runs=len(runs),
+    )
+    rows = _rows(study, runs, folders)
     written = report.write_report(rows, output, settings)
     console.print(report.live_table(rows, settings))
-    if settings.note:
-        console.print(settings.note, highlight=False, markup=False)
+    if note:
+        console.print(note, highlight=False, markup=False)
     console.print(f"Written to {output}: {', '.join(path.name for path in written)}", highlight=False, markup=False)
-
-
-def _no_table(runs: Sequence[Run]) -> str:
-    """Why there is no table: no run is finished, or those that are were made with other options."""
-    changed = [(run, changes) for run in runs if (changes := changes_of(run))]
-    if not changed:
-        return "no run is finished: there is no table yet. "
-    return (
-        "no finished run was made with these options: there is no table yet. "
-        f"{counted(len(changed), 'run')} left out, made with other options:\n{by_options(changed)}\n"
-    )
-
-
-def _result(run: Run) -> Path | None:
-    """The folder of a finished run that was made with the options that the study has now."""
-    return finished_folder(run) if state_of(run) is RunState.DONE else None
 
 
 def _rows(study: Study, runs: Sequence[Run], folders: Mapping[str, Path]) -> list[Any]:
@@ -77,70 +67,52 @@ def _rows(study: Study, runs: Sequence[Run], folders: Mapping[str, Path]) -> lis
     cells: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         cells.setdefault((run.cell.setting, run.cell.label), []).append(run)
-    settings, methods = list(study.settings), list(study.methods)
-    groups = sorted(  # rows that wait for a search stand where they will be
-        cells.values(), key=lambda some: (settings.index(some[0].cell.setting), methods.index(some[0].cell.method))
-    )
-    found = []
-    for some in groups:
-        cell = some[0].cell
-        search = search_of(study, cell)
-        found.append(
-            Row(
-                cell.label,
-                cell.setting,
-                tuple(folders[run.name] for run in some if run.name in folders),
-                published=study.published.figures.get(cell.setting, {}).get(cell.label),
-                planned=len(some),
-                trials=search.trials if search is not None else 0,
-            )
+    return [
+        Row(
+            label,
+            setting,
+            tuple(folders[run.name] for run in some if run.name in folders),
+            published=study.published.figures.get(setting, {}).get(label),
+            planned=len(some),
+            trials=some[0].cell.search.trials if some[0].cell.search is not None else 0,
         )
-    return found
+        for (setting, label), some in cells.items()
+    ]
 
 
-def _settings(
-    study: Study, runs: Sequence[Run], waiting: Sequence[Run], folders: Mapping[str, Path], failed: Mapping[str, str]
-) -> Any:
-    from pfl_lightning.report import ReportSettings
-
-    missing: dict[tuple[str, str], list[int]] = {}
-    for run in [*runs, *waiting]:
-        if run.name not in folders:
-            why = failed.get(run.name) or (_why_waiting(study, run) if run in waiting else _why(run))
-            missing.setdefault((run.cell.name, why), []).append(run.seed)
-    said = [f"{name}, {_seeds(seeds)}{f' ({why})' if why else ''}" for (name, why), seeds in missing.items()]
-    others = [str(one) for run in runs if state_of(run) is not RunState.CHANGED for one in others_versions(run)]
-    return ReportSettings(
-        title=study.title + (f" (scale {study.scale})" if study.scale else ""),
-        choice=study.choice,
-        figure=study.figure,
-        target_accuracy=study.target_accuracy,
-        source=study.published.source,
-        note=" ".join(
-            f"{what}: {'; '.join(names)}."
-            for what, names in (("Missing", said), ("Not of this study, made by hand with other options", others))
-            if names
-        ),
-        expected_runs=len(runs) + len(waiting),
-    )
-
-
-def _why_waiting(study: Study, run: Run) -> str:
-    """Why a run of a row that is not searched is not in the table, of which an earlier search may have left runs."""
-    options = changed_before_search(run, search_of(study, run.cell))
-    return f"made with other options: {in_words(options)}" if options else "not searched yet"
-
-
-def _why(run: Run) -> str:
+def _why(run: Run, state: RunState) -> str:
     """Why a run is not in the table."""
-    match state_of(run):
-        case RunState.CHANGED:
-            return f"made with other options: {in_words(changes_of(run))}"
-        case RunState.UNFINISHED:
-            damaged = unreadable_results(run)
-            return "not finished" if damaged is None else f"{damaged} cannot be read; the same command writes it again"
-    return ""
+    if state is RunState.UNFINISHED and (damaged := damaged_results(run)) is not None:
+        return f"{damaged} cannot be read; the same command writes it again"
+    return {
+        RunState.CHANGED: f"made with other options: {difference(run)}",
+        RunState.WAITING: "not searched yet",
+        RunState.UNFINISHED: "not finished",
+    }.get(state, "")
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "run"), counted(2, "run")
+        ('1 run', '2 runs')
+    """
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def by_options(changed: Sequence[Run]) -> str:
+    """A line for all runs in which the same options differ.
+
+    Args:
+        changed: The runs.
+    """
+    names: dict[str, list[str]] = {}
+    for run in changed:
+        names.setdefault(difference(run), []).append(run.name)
+    more = {options: f"; and {len(some) - 3} more" if len(some) > 3 else "" for options, some in names.items()}
+    return "\n".join(f"{'; '.join(some[:3])}{more[options]}: {options}" for options, some in names.items())

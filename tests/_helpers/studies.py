@@ -114,9 +114,8 @@ class Notes:
         self.events: list[tuple[str, ...]] = []
         self.at_tick = lambda: None
 
-    def started(self, run: Any, resumed: bool, trained: Any = None) -> None:
-        after = () if trained is None else (trained.name,)
-        self.events.append(("resumed" if resumed else "started", run.name, *after))
+    def started(self, run: Any, resumed: bool) -> None:
+        self.events.append(("resumed" if resumed else "started", run.name))
 
     def finished(self, run: Any) -> None:
         self.events.append(("finished", run.name))

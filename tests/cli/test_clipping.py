@@ -7,7 +7,7 @@ from _helpers.configs import digits_config
 from jsonargparse import Namespace
 
 from pfl_lightning.cli import main
-from pfl_lightning.cli.options.parser import apply_clipping
+from pfl_lightning.cli.parser import apply_clipping
 from pfl_lightning.errors import ConfigurationError
 
 

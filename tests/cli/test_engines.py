@@ -9,7 +9,7 @@ from _helpers.ray_helpers import FakeRay
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.cli import main
-from pfl_lightning.cli.options.parser import ENGINES, expand_engine_option
+from pfl_lightning.cli.parser import ENGINES, expand_engine_option
 from pfl_lightning.engines.workers import ray as ray_engine
 from pfl_lightning.errors import ConfigurationError
 

@@ -16,8 +16,6 @@ import pytest
 from _helpers.configs import SMALL
 
 from pfl_lightning.cli import main
-from pfl_lightning.cli.compare import tensorboard_arguments
-from pfl_lightning.errors import ConfigurationError
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OPTIONS = (
@@ -37,29 +35,13 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_one_run_is_the_log_folder(run):
-    assert tensorboard_arguments([str(run), "--port", "7"]) == ["--logdir", str(run), "--port", "7"]
-
-
-def test_several_runs_are_named(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(run.parent)
-    assert tensorboard_arguments(["fedpac", "fedpac/version_0"]) == [
-        "--logdir_spec",
-        f"fedpac:{run},fedpac/version_0:{run / 'version_0'}",
-    ]
-    (run.parent / "a:b").mkdir()
-    shutil.copytree(run, run.parent / "a:b" / "run")
-    with pytest.raises(ConfigurationError, match="its name has ',' or ':'"):
-        tensorboard_arguments(["fedpac", "a:b"])
-
-
 def test_a_folder_without_events_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match="give the folder of a run"):
-        tensorboard_arguments(["--port", "7"])
-    with pytest.raises(ConfigurationError, match="there is no such folder"):
-        tensorboard_arguments([str(tmp_path / "missing")])
-    with pytest.raises(SystemExit, match=r"no TensorBoard event files in .*: the run had another logger, or none"):
-        main(["tensorboard", str(tmp_path)])
+    with pytest.raises(
+        SystemExit, match="no TensorBoard event files in missing: no such folder, or the run had no such"
+    ):
+        main(["tensorboard", "missing"])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["tensorboard", "--port", "7"])
 
 
 def free_port():

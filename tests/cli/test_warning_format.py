@@ -10,7 +10,7 @@ from _helpers.finished import write_run
 
 import pfl_lightning
 from pfl_lightning.cli import main
-from pfl_lightning.cli.notices import without_place
+from pfl_lightning.cli.main import without_place
 
 OWN = str(Path(pfl_lightning.__file__).parent / "report" / "rows.py")
 

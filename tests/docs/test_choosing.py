@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from pfl_lightning.cli.methods import FILTERS, method_rows
-from pfl_lightning.cli.options.catalog import read_catalog
 from pfl_lightning.methods import ADAPTER_METHODS, METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "choosing.md").read_text()
 SECTIONS = dict(section.split("\n", 1) for section in TEXT.split("\n## ")[1:])
 ROWS = re.findall(r"^\| \[`(\w+)`\]\(methods/(\w+)\.md\) \| ([\d.]+) \| ([\d.]+) \| .* \|$", TEXT, re.MULTILINE)
-KNOWN = {row.name: row for row in method_rows(read_catalog())}
+KNOWN = {row.name: row for row in method_rows()}
 
 
 def rows_of(heading):

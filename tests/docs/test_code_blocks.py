@@ -13,8 +13,8 @@ import yaml
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import OTHER_COMMANDS
 from pfl_lightning.cli.federated_cli import FederatedCLI
-from pfl_lightning.cli.options.parser import expand_engine_option
-from pfl_lightning.study.arguments import parse_arguments, study_parser
+from pfl_lightning.cli.parser import expand_engine_option
+from pfl_lightning.study.command import parse_arguments, study_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

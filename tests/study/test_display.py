@@ -2,14 +2,13 @@
 
 import io
 import json
-import re
 
 import pytest
 from _helpers.studies import write_study
 from rich.console import Console
 
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.display import Display, Rate, duration
+from pfl_lightning.study.display import Display, duration
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def clock(monkeypatch):
 
 def displayed(runs, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
-    return Display(runs, set(), Rate(runs), console)
+    return Display(runs, set(), console)
 
 
 def write_progress(run, round, test):
@@ -82,59 +81,55 @@ def test_a_line_a_minute_on_what_runs_where_there_is_no_terminal(runs, monkeypat
     assert lines[3].startswith("FedAvg, seed 0: round 2/2")
 
 
-def test_bars_on_a_terminal(runs, clock):
-    display = displayed(runs, terminal=True)
-    play(display, runs, clock)
-    shown = display.console.file.getvalue()
-    assert re.search(r"FedAvg, seed 0 .* round 1/2, test accuracy 50.00 %", shown)
-    assert re.search(r"runs .* 1 of 4 done, 1 failed, about 80 s left", shown)
-
-
-def test_brackets_in_names_on_a_terminal(tmp_path):
+def test_what_runs_stands_below_on_a_terminal(tmp_path, clock):
+    """Names may have brackets, which are no markup."""
     study = read_study(write_study(tmp_path, methods={"FedAvg [ours]": {}, "FedPer [/b]": {}}))
     runs = plan_runs(study, plan_cells(study), tmp_path / "out")
     display = displayed(runs, terminal=True)
+    display.console.width = 200
     with display:
         for run in runs:
             display.started(run, resumed=False)
-    bars = [line for line in display.console.file.getvalue().splitlines() if "round 0/2" in line]
-    assert any("FedAvg [ours], seed 0" in line for line in bars)
-    assert any("FedPer [/b], seed 0" in line for line in bars)
+        clock[0] = 20.0
+        write_progress(runs[0], 1, 0.5)
+        display.tick()
+        display._status._live.refresh()
+    below = "FedAvg [ours], seed 0: round 1/2, test accuracy 50.00 %; FedPer [/b], seed 0: round 0/2"
+    assert f"{below} (0 of 2 done, 2 running, about 60 s left)" in display.console.file.getvalue()
+
+
+def left(display):
+    """The end of the summary."""
+    return display.summary().partition(", about ")[2]
 
 
 def test_the_time_left_is_by_the_rate_of_rounds(runs, clock):
     """Four runs of two rounds, two at once: rounds of both count together."""
-    rate = Rate(runs)
-    assert rate.left(runs) == 0.0  # nothing is known
-    rate.start(runs[0], 0)
-    rate.start(runs[1], 0)
+    display = displayed(runs, terminal=False)
+    assert left(display) == ""  # nothing is known
+    display.started(runs[0], resumed=False)
+    display.started(runs[1], resumed=False)
     clock[0] = 30.0
-    assert rate.left(runs) == 0.0
-    rate.learn(runs[0], 1)
-    assert rate.left(runs) == 7 * 30.0
-    rate.learn(runs[1], 2)
+    assert left(display) == ""
+    write_progress(runs[0], 1, 0.5)
+    display.tick()
+    assert left(display) == f"{duration(7 * 30.0)} left"
+    write_progress(runs[1], 2, 0.5)
     clock[0] = 60.0
-    assert rate.left([runs[0], *runs[2:]]) == 5 * 60.0 / 3
-    assert duration(59.9) == "60 s"
+    display.finished(runs[1])
+    assert left(display) == f"{duration(5 * 60.0 / 3)} left"
 
 
 def test_rounds_of_earlier_calls_do_not_count_for_the_rate(runs, clock):
     write_progress(runs[0], 1, 0.5)
-    rate = Rate(runs)
-    rate.start(runs[0], 1)
+    display = displayed(runs, terminal=False)
+    display.started(runs[0], resumed=True)
     clock[0] = 20.0
-    rate.learn(runs[0], 1)
-    assert rate.left(runs) == 0.0
-    rate.learn(runs[0], 2)
-    assert rate.left(runs[1:2]) == 2 * 20.0
-
-
-def test_runs_that_others_train_for_take_no_rounds(runs, clock):
-    rate = Rate(runs, repeated=[runs[1]])
-    rate.start(runs[0], 0)
-    clock[0] = 10.0
-    rate.learn(runs[0], 1)
-    assert rate.left(runs[:2]) == 10.0
+    display.tick()
+    assert left(display) == ""
+    write_progress(runs[0], 2, 0.5)
+    display.finished(runs[0])
+    assert left(display) == f"{duration(6 * 20.0)} left"
 
 
 def test_scores_of_nearest_neighbors_are_no_accuracies(runs):

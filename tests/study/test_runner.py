@@ -14,8 +14,8 @@ from pfl_lightning.jobs import supervision
 from pfl_lightning.jobs.supervision import StoppedError
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.definition.options import with_option, write_yaml
-from pfl_lightning.study.run_state import RunState, changed_options, finished_folder, state_of
+from pfl_lightning.study.options import with_option, write_yaml
+from pfl_lightning.study.run_state import RunState, changed_options, state_of
 from pfl_lightning.study.runner import Runner, run_job
 
 
@@ -166,23 +166,10 @@ def test_a_text_that_yaml_reads_as_a_number_is_no_change(runs):
         assert changed_options(run) == []
 
 
-def test_a_version_of_other_rounds_is_not_the_studys(runs):
-    """Somebody may try a run's config with fewer rounds."""
-    finish(runs[0].folder)
-    for number, rounds in enumerate((2, 1)):
-        version = runs[0].folder / f"version_{number}"
-        version.mkdir(exist_ok=True)
-        (version / "results.json").write_text('{"finished": true}')
-        (version / "config.yaml").write_text(f"trainer: {{max_epochs: {rounds}}}")
-    assert finished_folder(runs[0]) == runs[0].folder / "version_0"
-    (runs[0].folder / "version_1" / "config.yaml").write_text("trainer: {max_epochs: 2}")
-    assert finished_folder(runs[0]) == runs[0].folder / "version_1"
-
-
 def test_a_damaged_config_of_a_run_keeps_no_other_from_the_table(runs):
     finish(runs[0].folder)
     runs[0].config_file.write_text("a: [")
-    with pytest.warns(UserWarning, match=r"run\.yaml is no YAML.*written again when it goes on"):
+    with pytest.warns(UserWarning, match=r"run\.yaml cannot be read as YAML.*written again when it goes on"):
         assert state_of(runs[0]) is RunState.DONE
 
 

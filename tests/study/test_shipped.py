@@ -11,9 +11,9 @@ import pytest
 import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.study.check import config_errors
-from pfl_lightning.study.definition.options import option_of, with_option
-from pfl_lightning.study.definition.plan import Cell, plan_cells, plan_runs
-from pfl_lightning.study.definition.reader import read_study
+from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.plan import Cell, plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 
 FOLDER = Path(pfl_lightning.__file__).parent / "studies"
 STUDIES = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}

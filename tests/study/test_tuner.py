@@ -4,9 +4,8 @@ Trials pretend to be trained, with accuracies that are a function of their optio
 """
 
 import json
+import re
 import sys
-import threading
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,11 @@ pytest.importorskip("optuna")
 from pfl_lightning.cli import main
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
+from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import tuner as module
-from pfl_lightning.study.definition.options import option_of, with_option
-from pfl_lightning.study.definition.study import Dimension, Search
-from pfl_lightning.study.tuner import digest, search_options, without_tests
+from pfl_lightning.study.definition import Dimension, Search
+from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.tuner import bound_notes, digest, search_options, without_tests
 
 LR, ENCODER = "model.method.init_args.lr", "model.encoder"
 SPACE = {LR: Dimension(low=1e-4, high=1.0, log=True), ENCODER: Dimension(choices=("mlp", ["mlp", "small_cnn"]))}
@@ -109,30 +109,11 @@ def test_it_says_what_comes_of_each_trial(tmp_path, monkeypatch):
     for trial, line in zip(tried, said, strict=True):
         outcome = f"ended early after round {trial['rounds']}"
         if trial["state"] == "complete":
-            outcome = f"done, validation {100 * trial['accuracy']:.2f} %,"
+            outcome = f"complete after round 8, validation {100 * trial['accuracy']:.2f} %,"
         assert line.startswith(f"trial {trial['number']} {outcome} with lr={trial['options'][LR]:.4g} ")
         assert f"({trial['number'] + 1} of 12 done, best " in line
     assert {"ended early" in line for line in said} == {True, False}
     assert "95.00 % by trial" in said[-1]
-    assert "left" in said[-2]
-    assert "left" not in said[-1]
-
-
-def test_two_searches_share_the_trials_of_a_folder(tmp_path, monkeypatch):
-    trials, found = Trials(monkeypatch), []
-    config, search = config_of(tmp_path), Search(9, SPACE)
-
-    def one():
-        found.append(search_options(search, config, tmp_path / "search", processes=2))
-
-    threads = [threading.Thread(target=one) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 2
-    assert found[0] == found[1]
-    assert Counter(name for name, *_ in trials.played) == {str(number): 1 for number in range(9)}
 
 
 def test_trials_below_the_median_are_ended_early(tmp_path, monkeypatch):
@@ -147,7 +128,7 @@ def test_trials_below_the_median_are_ended_early(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("changes", [{"data.init_args.validation_share": 0}, {"trainer.max_epochs": 0}])
 def test_what_has_no_validation_accuracy_is_refused(tmp_path, changes):
-    with pytest.raises(ConfigurationError, match=r"validation_share is 0|max_epochs is 0"):
+    with pytest.raises(ConfigurationError, match=r"validation_share or trainer\.max_epochs is 0"):
         search_options(Search(2, SPACE), config_of(tmp_path, **changes), tmp_path / "search")
 
 
@@ -222,3 +203,56 @@ def test_the_name_of_a_search_in_its_folder():
     assert name == digest(Search(2, space), with_option(config, "personalize.train", "head"), "last")
     assert name != digest(Search(2, space), with_option(config, "data.init_args.root_of", "x"), "last")
     assert name != digest(Search(2, space), config, "best_test")
+
+
+def test_a_process_that_a_killed_search_left_is_waited_for(tmp_path, monkeypatch):
+    trials, folder = Trials(monkeypatch, interrupt_at=1), tmp_path / "search"
+    with pytest.raises(KeyboardInterrupt):
+        search_options(Search(1, SPACE), config_of(tmp_path), folder)
+    version = next(folder.glob("trials_*/0")) / "version_0"
+    version.mkdir()
+    orphan = RunLock(version)
+
+    def wait(seconds):
+        if orphan.is_held:
+            assert len(trials.played) == 1
+            orphan.release()
+
+    monkeypatch.setattr("time.sleep", wait)
+    assert search_options(Search(1, SPACE), config_of(tmp_path), folder)
+    assert [name for name, *_ in trials.played] == ["0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "value", "end"),
+    [
+        (Dimension(low=1e-4, high=1.0, log=True), 0.8, "upper"),
+        (Dimension(low=1e-4, high=1.0, log=True), 0.1, ""),
+        (Dimension(low=1e-4, high=1.0, log=True), 1.3e-4, "lower"),
+        (Dimension(low=0.0, high=1.0), 0.5, ""),
+        (Dimension(low=0.0, high=1.0), 0.0, "lower"),
+        (Dimension(low=1, high=3, integer=True), 2, ""),
+        (Dimension(low=1, high=3, integer=True), 3, "upper"),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 1.0, "upper"),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 0.1, ""),
+        (Dimension(choices=(0.1, 1.0, 0.01)), 0.01, "lower"),
+        (Dimension(choices=("mlp", ["mlp", "small_cnn"])), "mlp", ""),
+        (Dimension(choices=(True, False)), True, ""),
+        (Dimension(choices=(None, 0.1)), 0.1, ""),
+        (Dimension(choices=(0.1,)), 0.1, ""),
+    ],
+)
+def test_a_chosen_value_at_an_end_of_what_was_tried_is_told(tried, value, end):
+    notes = bound_notes({"lr": value}, {"lr": tried})
+    assert [f"is at the {end} end of what was tried" in note for note in notes] == [True] * bool(end)
+
+
+def test_the_table_says_it_below_the_trials(tmp_path, monkeypatch):
+    Trials(monkeypatch)
+    search_options(
+        Search(3, {LR: Dimension(choices=(0.1, 1.0))}, prune=False), config_of(tmp_path), tmp_path / "search"
+    )
+    lines = (tmp_path / "search" / "search.md").read_text().splitlines()
+    assert lines[2] == f"| trial | {LR} | validation accuracy | last evaluated round | |"
+    assert re.match(r"\| \d \| 0.1 \| 95.00 \| 8 \| chosen \|", lines[4])
+    assert lines[-1] == f"- {LR}: 0.1 is at the lower end of what was tried; values below it may be better."

@@ -1,19 +1,20 @@
-"""Versions in a run's folder that somebody has made by hand: which of them are the study's."""
-
-from dataclasses import replace
+"""Versions in a run's folder that somebody has made by hand, and runs that somebody went on with."""
 
 import pytest
-from _helpers.studies import write_study
+from _helpers.studies import finish, write_study
 
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.definition.options import with_option, write_yaml
-from pfl_lightning.study.run_state import finished_folder, last_checkpoint, others_versions
+from pfl_lightning.study.options import with_option, write_yaml
+from pfl_lightning.study.run_state import RunState, difference, finished_folder, last_checkpoint, state_of
+from pfl_lightning.study.runner import run_job
+
+OF_A_STUDY = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile", "init_args": {"path": "p.json"}}]
 
 
 @pytest.fixture
-def runs(tmp_path):
+def run(tmp_path):
     study = read_study(write_study(tmp_path, seeds=[0]))
-    return plan_runs(study, plan_cells(study), tmp_path / "out")
+    return plan_runs(study, plan_cells(study), tmp_path / "out")[0]
 
 
 def made(run, number, config, *resumed):
@@ -28,11 +29,8 @@ def made(run, number, config, *resumed):
     return version
 
 
-OF_A_STUDY = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile", "init_args": {"path": "p.json"}}]
-
-
 def as_saved(run, **options):
-    """The config that the command line saves of a run's: with defaults, and classes by their paths."""
+    """The config that the command line saves of a run's: with defaults, classes by their paths, and the callback."""
     config = with_option(run.config, "model.method", {"class_path": "pfl_lightning.methods.FedAvg", "init_args": {}})
     config = with_option(config, "trainer.callbacks", OF_A_STUDY)
     for name, value in options.items():
@@ -40,77 +38,57 @@ def as_saved(run, **options):
     return config
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model__method__init_args__lr": 0.3},
-        {"seed_everything": 9},
-        {"trainer__max_epochs": 7},
-        {"loop__cohort": 2},
-        {"data__init_args__batch_size": 7},
-    ],
-)
-def test_what_somebody_has_tried_with_a_runs_config_is_not_the_studys(runs, other):
-    config = {**runs[0].config, "loop": {"cohort": 1}, "data": {"class_path": "Digits", "init_args": {"batch_size": 5}}}
-    run = replace(runs[0], config=with_option(config, "model.method.init_args.lr", 0.1))
-    saved = as_saved(run, model__method__init_args__lr=0.1)
-    own = made(run, 0, saved)
-    tried = made(
-        run,
-        1,
-        with_option({**as_saved(run, **{"model__method__init_args__lr": 0.1, **other})}, "trainer.callbacks", None),
-    )
-    assert (finished_folder(run), last_checkpoint(run)) == (own, own / "checkpoints" / "last.ckpt")
-    assert others_versions(run) == [tried]
-    same = made(run, 2, with_option(saved, "trainer.callbacks", None))  # the run itself, by hand
-    assert finished_folder(run) == same
-
-
-def test_a_config_that_a_study_has_saved_and_somebody_has_changed_is_not_the_studys(runs):
-    """It has the callback of a study, too."""
-    run = replace(runs[0], config=with_option(runs[0].config, "model.method.init_args.lr", 1))
-    saved = as_saved(run, model__method__init_args__lr=1.0)  # as the command line writes a rate of 1
-    own = made(run, 0, saved)
-    tried = made(run, 1, with_option(saved, "model.method.init_args.lr", 0.5))
-    shorter = made(run, 2, with_option(saved, "trainer.max_epochs", 1))
+def test_the_first_version_of_a_study_is_the_run(run):
+    """Whatever somebody has tried beside it, with the run's own config or with that of its version."""
+    tried = made(run, 0, with_option(as_saved(run), "trainer.callbacks", None))
+    assert finished_folder(run) is last_checkpoint(run) is None
+    assert state_of(run) is RunState.NEW
+    own = made(run, 1, as_saved(run))
+    made(run, 2, as_saved(run, model__method__init_args__lr=0.5))
     assert finished_folder(run) == own
-    assert others_versions(run) == [tried, shorter]
-    assert made(run, 0, saved, with_option(saved, "model.method.init_args.lr", 0.5)) == own
-    assert finished_folder(run) is None
+    assert last_checkpoint(run) == own / "checkpoints" / "last.ckpt"
+    assert state_of(run) is RunState.DONE
+    assert tried.is_dir()
 
 
-def test_a_run_that_went_on_by_hand_with_other_options_is_not_the_studys(runs):
-    saved = as_saved(runs[0])
-    by_hand = with_option(saved, "trainer.callbacks", None)
-    version = made(runs[0], 0, saved, saved, by_hand)
-    assert finished_folder(runs[0]) == version
-    assert made(runs[0], 0, saved, with_option(by_hand, "model.method.init_args.epochs", 3), saved) == version
-    assert finished_folder(runs[0]) is last_checkpoint(runs[0]) is None
+def test_a_run_without_a_checkpoint_starts_over_in_a_folder_of_its_own(run):
+    version = made(run, 0, as_saved(run))
+    (version / "checkpoints" / "last.ckpt").unlink()
+    made(run, 1, as_saved(run, model__method__init_args__lr=0.5))
+    run_job(run, 1)
+    assert finished_folder(run) is last_checkpoint(run) is None  # not what somebody has tried
+    assert (run.folder / "set_aside_1" / "results.json").is_file()
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("option", "value"),
     [
-        {"loop__cohort": 0.5},
-        {"model__method__init_args__momentum": 0.9},
-        {"data__init_args__partition__class_path": "pfl_lightning.datamodules.IID"},
-        {"model__encoder": "small_cnn"},
-        {"model__engine": {"class_path": "TrainerEngine", "init_args": {"max_steps": 1}}},
+        ("model.method.init_args.lr", 0.5),
+        ("model.method.init_args.momentum", 0.9),
+        ("loop.cohort", 0.5),
+        ("trainer.max_epochs", 7),
+        ("model.engine", {"class_path": "TrainerEngine", "init_args": {"max_steps": 1}}),
     ],
 )
-def test_what_somebody_has_tried_of_options_that_the_study_leaves_alone_is_not_the_studys(runs, other):
+def test_a_run_that_went_on_by_hand_with_other_options_is_changed(run, option, value):
     defaults = {
-        "loop__cohort": 1.0,
         "model__method__init_args__momentum": 0.5,
-        "data": {"class_path": "Digits", "init_args": {"partition": {"class_path": "DominantClasses"}}},
-        "model__encoder": "mlp",
+        "loop__cohort": 1.0,
         "model__engine": {"class_path": "SequentialEngine", "init_args": {"threads": 1}},
-        "trainer__enable_progress_bar": None,
     }
-    own = made(runs[0], 0, as_saved(runs[0], **defaults))
-    tried = made(runs[0], 1, as_saved(runs[0], **{**defaults, **other, "trainer__callbacks": None}))
-    assert finished_folder(runs[0]) == own
-    assert others_versions(runs[0]) == [tried]
-    how = {"model__engine__init_args__threads": 2, "trainer__enable_progress_bar": True, "trainer__callbacks": None}
-    same = made(runs[0], 2, as_saved(runs[0], **{**defaults, **how}))
-    assert finished_folder(runs[0]) == same
+    saved = as_saved(run, **defaults)
+    made(run, 0, saved, with_option(saved, option, value), saved)
+    assert option in difference(run)
+    assert state_of(run) is RunState.CHANGED
+
+
+def test_a_run_that_went_on_with_its_own_options_is_not(run):
+    saved = as_saved(run)
+    others = with_option(with_option(saved, "trainer.enable_progress_bar", True), "trainer.callbacks", None)
+    made(run, 0, saved, with_option(others, "data.init_args.root", "elsewhere"))
+    assert state_of(run) is RunState.DONE
+
+
+def test_a_process_that_was_killed_early_leaves_no_config(run):
+    finish(run.folder, finished=False)
+    assert state_of(run) is RunState.UNFINISHED

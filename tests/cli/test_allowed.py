@@ -11,7 +11,7 @@ from _helpers.configs import digits_config
 from jsonargparse import Namespace
 
 from pfl_lightning.cli import main
-from pfl_lightning.cli.options.allowed import check_names
+from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import is_own_code
 from pfl_lightning.study.check import config_errors

@@ -8,11 +8,11 @@ import yaml
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
-from pfl_lightning.cli.options.names import OF_CLASSES, nearest_option
+from pfl_lightning.cli.names import OF_CLASSES, nearest_option
 from pfl_lightning.names import nearest
 from pfl_lightning.phases import Personalization
 
-CONFIG = Path(__file__).parents[3] / "configs" / "fedpac_digits.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
 
 TYPED = {
     "--model.method FedPAK": "'FedPAC'",
@@ -200,14 +200,6 @@ def test_no_suggestion_for_what_is_like_nothing(capsys, tmp_path):
     assert "did you mean" not in said_of(capsys, tmp_path, "--xyzzy", "3")
     assert nearest("xyzzy", ["FedAvg"]) == ""
     assert nearest_option("xyzzy", ["loop.cohort"]) == ""
-
-
-@pytest.mark.parametrize("option", ["loader", "transform"])
-def test_options_of_torchvision_belong_to_its_data_sets(capsys, tmp_path, option):
-    text = f"data: {{class_path: ImageFolder, init_args: {{{option}: torchvision.transforms.ToTensor}}}}"
-    (tmp_path / "change.yaml").write_text(text)
-    said = said_of(capsys, tmp_path, "--config", str(tmp_path / "change.yaml"))
-    assert f"{option} is an option of torchvision's data sets, which FromDatasets takes" in said
 
 
 def test_a_data_set_of_torchvision_takes_its_options(capsys, tmp_path, monkeypatch):

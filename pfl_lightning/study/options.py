@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader
 
-from pfl_lightning.cli.options.config_files import read_nodes
-from pfl_lightning.errors import UsageError
+from pfl_lightning.cli.config_files import load_yaml
 from pfl_lightning.runs.config import KNOWN_PACKAGES, equal
 from pfl_lightning.state.files import replace_file
 
 __all__ = [
-    *("Config", "as_read", "has_value", "merge", "option_of", "read_yaml", "short_path", "value_of"),
+    *("Config", "as_read", "has_value", "merge", "option_of", "short_path", "value_of"),
     *("with_option", "with_options", "write_yaml"),
 ]
 
@@ -43,7 +41,7 @@ def merge(below: Any, above: Any) -> Any:
         above: What wins.
 
     Example:
-        >>> from pfl_lightning.study.definition.options import merge
+        >>> from pfl_lightning.study.options import merge
         >>> merge({"class_path": "FedAvg", "init_args": {"lr": 0.1}}, {"init_args": {"epochs": 2}})
         {'class_path': 'FedAvg', 'init_args': {'lr': 0.1, 'epochs': 2}}
         >>> merge({"class_path": "FedAvg", "init_args": {"lr": 0.1}}, {"class_path": "FedPer"})
@@ -114,7 +112,7 @@ def with_option(config: Config, path: str, value: Any) -> dict[str, Any]:
         value: Its value.
 
     Example:
-        >>> from pfl_lightning.study.definition.options import with_option
+        >>> from pfl_lightning.study.options import with_option
         >>> with_option({"model": {"method": {"class_path": "FedAvg"}}}, "model.method.lr", 0.1)
         {'model': {'method': {'class_path': 'FedAvg', 'init_args': {'lr': 0.1}}}}
     """
@@ -141,7 +139,7 @@ def with_options(config: Config, options: Iterable[tuple[str, Any]]) -> dict[str
         options: Paths and values.
 
     Example:
-        >>> from pfl_lightning.study.definition.options import with_options
+        >>> from pfl_lightning.study.options import with_options
         >>> with_options({"model": {"method": "FedAvg"}}, [("model.method.lr", 0.1), ("model.method", "FedPAC")])
         {'model': {'method': {'class_path': 'FedPAC', 'init_args': {'lr': 0.1}}}}
     """
@@ -176,34 +174,10 @@ def _listed(value: Any) -> Sequence[Any]:
 # ---------------------------------------------------------------------- as files, read as the command line does
 
 
-def read_yaml(path: Path, named_in: str = "") -> Any:
-    """The content of a YAML file.
-
-    Args:
-        path: The file.
-        named_in: Where the file is named, for the error.
-
-    Raises:
-        UsageError: There is no such file, or it is no YAML, or gives a key twice.
-    """
-    where = f"{named_in}: " if named_in else ""
-    try:
-        return _load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{where}there is no file {path}") from None
-    except IsADirectoryError:
-        raise UsageError(f"{where}{path} is a folder, a YAML file is expected") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}{path} is no text file") from error
-    except yaml.YAMLError as error:
-        text = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
-        raise UsageError(f"{where}{path} is no YAML: {text}") from error
-
-
 def value_of(text: str) -> Any:
     """The value of an option of the command line; what is no YAML is a text."""
     try:
-        return _load(text)
+        return load_yaml(text)
     except yaml.YAMLError:
         return text
 
@@ -216,14 +190,9 @@ def write_yaml(path: Path, content: Any) -> None:
 
 def as_read(content: Any) -> Any:
     """What is read of a file of this content."""
-    return _load(_dump(content))
+    return load_yaml(_dump(content))
 
 
 def _dump(content: Any) -> str:
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     return text
-
-
-def _load(text: str) -> Any:
-    read_nodes(text)
-    return get_loader("yaml")(text)

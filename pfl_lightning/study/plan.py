@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,19 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.config import short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
-from pfl_lightning.study.definition.options import (
+from pfl_lightning.study.definition import Search, Study
+from pfl_lightning.study.options import (
     Config,
     has_value,
     merge,
     option_of,
-    read_yaml,
     short_path,
     value_of,
     with_option,
     with_options,
 )
-from pfl_lightning.study.definition.study import Study
 
-__all__ = ["Cell", "Run", "check_figures", "in_folder", "plan_cells", "plan_runs", "seeded"]
+__all__ = ["Cell", "Run", "in_folder", "plan_cells", "plan_runs", "seeded"]
 
 SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
 """Options that take the seed; those of the data where a config has them."""
@@ -44,12 +43,16 @@ class Cell:
         method: Name of the method in the study file.
         label: Label of the row: the method, and the values of the grid.
         config: The config of its runs, apart from the seeds.
+        search: What is searched of it, with the options that its method alone has; ``None`` without a search.
+        waits: Whether these options are still to be searched.
     """
 
     setting: str
     method: str
     label: str
     config: Config
+    search: Search | None = None
+    waits: bool = False
 
     @property
     def name(self) -> str:
@@ -113,23 +116,33 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
         run_options: Further options of every run, as pairs of path and text.
 
     Raises:
-        UsageError: Two cells would share a folder, a published figure has no row, the command line has an option of
-            the grid or of the search, or something replaces an option of the grid.
+        UsageError: Two cells would share a folder, a published figure has no row, the table would be empty, the command
+            line has an option of the grid or of the search, or something replaces an option of the grid.
     """
     _check_run_options(study, run_options)
     cells: list[Cell] = []
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
             config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
+            search = _search_of(study, method)
             for label, point in _grid_points(study.grid):
-                varied = _with_run_options(with_options(config, point), run_options)
+                varied = with_options(config, point)
+                for path, text in run_options:
+                    varied = with_option(varied, path, value_of(text))
                 _check_values(f"{method}{label}", varied, point)
                 if method in study.skip_training:
                     varied = with_option(varied, "trainer.max_epochs", 0)
-                cells.append(Cell(setting, method, f"{method}{label}", varied))
+                cells.append(Cell(setting, method, f"{method}{label}", varied, search, search is not None))
     _check_folders(cells)
-    _check_published(study, cells)
+    _check_figures(study, cells)
     return cells
+
+
+def _search_of(study: Study, method: str) -> Search | None:
+    search = study.search
+    if search is None or (search.methods and method not in search.methods):
+        return None
+    return replace(search, space={**search.space, **search.own[method]}, methods=(), own={}) if search.own else search
 
 
 def plan_runs(study: Study, cells: Sequence[Cell], output: Path) -> list[Run]:
@@ -181,11 +194,13 @@ def _grid_points(grid: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, list[
 
 def _texts(values: Sequence[Any]) -> list[str]:
     """What the values of an option are called: classes without their packages, where that tells them apart."""
-    for text in (_short, _with_arguments):
-        found = [text(value) for value in values]
-        if len(set(found)) == len(found):
-            return found
-    return [str(value) for value in values]
+    found = [_short(value) for value in values]
+    if len({*found}) < len(found):
+        for number, value in enumerate(values):
+            given = value.get("init_args") if isinstance(value, Mapping) else None
+            if isinstance(given, Mapping):
+                found[number] += f"({', '.join(f'{name}={one}' for name, one in given.items())})"
+    return found if len({*found}) == len(found) else [str(value) for value in values]
 
 
 def _short(value: Any) -> str:
@@ -195,37 +210,17 @@ def _short(value: Any) -> str:
     return str(value).rpartition(".")[2] if is_import_path else str(value)
 
 
-def _with_arguments(value: Any) -> str:
-    arguments = value.get("init_args") if isinstance(value, Mapping) and "class_path" in value else None
-    if not isinstance(arguments, Mapping):
-        return str(value)
-    return f"{_short(value)}({', '.join(f'{name}={one}' for name, one in arguments.items())})"
-
-
-def _with_run_options(config: Config, run_options: Sequence[tuple[str, str]]) -> Config:
-    """A config with options of the command line laid over it; ``config`` names a file of them."""
-    for path, text in run_options:
-        if path == "config":
-            config = merge(config, read_yaml(Path(text), "--config"))
-        else:
-            config = with_option(config, path, value_of(text))
-    return config
-
-
 def _check_run_options(study: Study, run_options: Sequence[tuple[str, str]]) -> None:
     """Refuse options of the command line that the study varies, and values for those that take its seeds."""
-    varied = [("grid", path) for path in study.grid]
-    varied += [("search", path) for path in (study.search.paths if study.search is not None else ())]
-    missing = object()
-    for word, text in run_options:
-        content = read_yaml(Path(text), "--config") if word == "config" else {}
-        for what, path in varied:
-            if short_path(word) == short_path(path) or option_of(content, path, missing) is not missing:
-                said = f"--{word}" if word != "config" else f"{path} of --config {text}"
-                raise UsageError(f"{said} is an option of the study's {what}: change the study file instead")
-    taking = {short_path(path) for path in study.seed_options or SEED_OPTIONS}
+    varied = {short_path(path): (path, "grid") for path in study.grid}
+    varied |= {short_path(path): (path, "search") for path in (study.search.paths if study.search is not None else ())}
+    for path, _ in run_options:
+        if short_path(path) in varied:
+            what = varied[short_path(path)][1]
+            raise UsageError(f"--{path} is an option of the study's {what}: change the study file instead")
     given = [(f"--{path}", path) for path, _ in run_options]
-    for said, path in given + [(f"{path} of the study's {what}", path) for what, path in varied]:
+    taking = {short_path(path) for path in study.seed_options or SEED_OPTIONS}
+    for said, path in given + [(f"{path} of the study's {what}", path) for path, what in varied.values()]:
         if short_path(path) in taking:
             raise UsageError(
                 f"{said} takes the seeds of the study, so that this would change nothing: give seeds: [...] in the "
@@ -244,37 +239,23 @@ def _check_values(label: str, config: Config, point: Sequence[tuple[str, Any]]) 
 
 
 def _check_folders(cells: Sequence[Cell]) -> None:
+    """Refuse names that are no folders', and cells of one folder; settings are called "" where there are none."""
     names: dict[str, Cell] = {}
     for cell in cells:
-        for name in (cell.setting, cell.label):
-            _check_folder(name, "row" if name is cell.label else "setting")
+        for what, name in (("setting", cell.setting), ("row", cell.label)):
+            length = len(folder_name(name).encode())
+            if length > LONGEST_NAME or not (length or (what == "setting" and not name)):
+                raise UsageError(
+                    f"the {what} {name[:40]!r} cannot have a folder: expected a name with a letter or a digit, of at "
+                    f"most {LONGEST_NAME} bytes, got {length}"
+                )
         other = names.setdefault(str(cell.path).casefold(), cell)
         if other is not cell:
             raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")
 
 
-def _check_folder(name: str, what: str) -> None:
-    """Refuse a name that is no folder's; settings are called "" where there are none."""
-    folder = folder_name(name)
-    if not folder and (name or what == "row"):
-        raise UsageError(f"the {what} {name!r} cannot have a folder: expected a name with a letter or a digit")
-    if len(folder.encode()) > LONGEST_NAME:
-        raise UsageError(
-            f"the {what} {name[:40]!r}... has a name of {len(folder.encode())} bytes, and its folder's may have "
-            f"{LONGEST_NAME}: give it a shorter one"
-        )
-
-
-def check_figures(study: Study, cells: Sequence[Cell]) -> None:
-    """Refuse a table that would be empty, which would show only after all runs.
-
-    Args:
-        study: The study.
-        cells: Its cells.
-
-    Raises:
-        UsageError: No run has what the table is to show.
-    """
+def _check_figures(study: Study, cells: Sequence[Cell]) -> None:
+    """Refuse a table that would be empty, which would show only after all runs, and figures that have no row."""
     if study.figure != "test" and all(cell.config.get("personalize") in (None, False) for cell in cells):
         raise UsageError(
             f"{study.name}: figure is {study.figure}, and no config has the section personalize: add one, such as "
@@ -286,16 +267,12 @@ def check_figures(study: Study, cells: Sequence[Cell]) -> None:
             f"{study.name}: choice is validation_selected, and data.init_args.validation_share is 0: give the "
             "clients validation parts, such as 0.1"
         )
-
-
-def _check_published(study: Study, cells: Sequence[Cell]) -> None:
-    if study.scale:  # which may leave rows out
-        return
-    for setting, figures in study.published.figures.items():
-        labels = {cell.label for cell in cells if cell.setting == setting}
+    published = {} if study.scale else study.published.figures  # a scale may leave rows out
+    for setting, figures in published.items():
+        labels = sorted(cell.label for cell in cells if cell.setting == setting)
         for label in figures:
             if label not in labels:
                 where = f"published.figures{f'.{setting}' if setting else ''}"
-                has = "; ".join(sorted(labels))
                 near = did_you_mean(label, labels)
+                has = "; ".join(labels)
                 raise UsageError(f"{study.name}.yaml: {where}: the table has no row {label!r}{near} (it has {has})")

@@ -105,8 +105,8 @@ def test_published_figures_with_and_without_settings(study_file):
     ("keys", "message"),
     [
         ({"method": {}}, r"two.yaml: unknown key 'method'; did you mean 'methods'\? \(known are title, base, "),
-        ({"base": "bas.yaml"}, r"two.yaml: base: there is no file .*bas.yaml"),
-        ({"base": 3}, r"two.yaml: base: expected a config: a mapping, or the path of a YAML file, got 3"),
+        ({"base": "bas.yaml"}, r"two.yaml: base: .*bas.yaml cannot be read as YAML: No such file"),
+        ({"base": 3}, r"two.yaml: base: expected a config with keys .*, or the path of a YAML file of one, got 3"),
         (
             {"methods": {"FedAvg": {"seed_everything": 7}}},
             r"methods.FedAvg: seed_everything is the study's own",
@@ -117,7 +117,7 @@ def test_published_figures_with_and_without_settings(study_file):
         ({"methods": {"FedAvg": 1}}, r"two.yaml: methods.FedAvg: expected a config"),
         (
             {"methods": {"Mine": "FedAvg"}},
-            r"methods.Mine: expected a config, such as \{model: \{method: \{class_path: FedAvg\}\}\}, or the path",
+            r"methods.Mine: .*FedAvg cannot be read as YAML",
         ),
         ({"methods": {"Mine": {"class_path": "FedAvg"}}}, r"methods.Mine: expected a config with keys such as model"),
         (
@@ -125,14 +125,17 @@ def test_published_figures_with_and_without_settings(study_file):
             r"methods.FedAvg: expected a config with keys such as model",
         ),
         ({"seeds": []}, r"two.yaml: seeds: expected a list of whole numbers, got \[\]"),
-        ({"seeds": [1, 1]}, r"two.yaml: seeds: expected different seeds"),
-        ({"seeds": [0, 2**32]}, r"two.yaml: seeds: expected seeds below 2\^32"),
-        ({"seeds": [0, "x"]}, r"two.yaml: seeds.1: expected a whole number of at least 0, got x"),
-        ({"seeds": ["0"]}, r"seeds.0: expected a whole number .*, got 0 \(a text: write it without quotes\)"),
+        ({"seeds": [1, 1]}, r"two.yaml: seeds: expected different whole numbers"),
+        ({"seeds": [0, 2**32]}, r"two.yaml: seeds.1: expected a whole number of at least 0 and below 4294967296"),
+        (
+            {"seeds": [0, "x"]},
+            r"two.yaml: seeds.1: expected a whole number of at least 0 and below 4294967296, got 'x'",
+        ),
+        ({"seeds": ["0"]}, r"seeds.0: expected a whole number .*, got '0'"),
         ({"grid": {"model.method.lr": 0.1}}, r"two.yaml: grid.model.method.lr: expected a list of values, got 0.1"),
-        ({"grid": {"": [1, 2]}}, r"two.yaml: grid: expected options by their paths, such as model"),
+        ({"grid": {"": [1, 2]}}, r"two.yaml: grid: expected options by their paths"),
         ({"grid": {"model.method.lr": [1, 1]}}, r"two.yaml: grid.model.method.lr: expected different values"),
-        ({"grid": {"model.method.lr": [1, 1.0]}}, r"two.yaml: grid.model.method.lr: expected different values"),
+        ({"grid": {"model.method.lr": [2, 2.0]}}, r"two.yaml: grid.model.method.lr: expected different values"),
         (
             {"grid": {"model.method.lr": [1], "model.method.init_args.lr": [2]}},
             r"two.yaml: grid: model.method.lr and model.method.init_args.lr are one option: keep one of them",
@@ -146,7 +149,7 @@ def test_published_figures_with_and_without_settings(study_file):
         ),
         (
             {"choice": "best"},
-            r"two.yaml: choice: expected one of last, validation_selected, best_test; did you mean .*, got best",
+            r"two.yaml: choice: expected one of last, validation_selected, best_test; did you mean .*, got 'best'",
         ),
         ({"figure": "personalised"}, r"figure: expected one of .*; did you mean 'personalized'\?"),
         ({"target_accuracy": 80}, r"two.yaml: target_accuracy: expected an accuracy in \(0, 1\], got 80"),
@@ -154,24 +157,30 @@ def test_published_figures_with_and_without_settings(study_file):
         ({"published": {"figures": {"FedAvg": float("nan")}}}, r"FedAvg: expected a figure in %, got nan"),
         (
             {"settings": {"iid": {}}, "published": {"figures": {"FedAvg": 70}}},
-            r"published.figures: expected figures by setting and row, as in \{iid: \{FedAvg: 81.1\}\}",
+            r"published.figures: no setting ''.*\(there are iid\)",
         ),
         ({"methods": {1: {}, "1": {}}, "scales": {}}, r"two.yaml: methods: the name '1' is given twice"),
         (
             {"search": {"trials": 2, "space": {"a": {"low": float("nan"), "high": 1.0}}}},
             r"search.space.a.low: expected a number, got nan",
         ),
-        ({"search": {"trials": 2, "space": {"a": {"choices": [1, 1.0]}}}}, r"a.choices: expected different values"),
-        ({"published": {"figures": {"FedAvg": "70"}}}, r"published.figures.FedAvg: expected a figure in %, got 70"),
+        ({"search": {"trials": 2, "space": {"a": {"choices": [2, 2.0]}}}}, r"a.choices: expected different values"),
+        ({"published": {"figures": {"FedAvg": "70"}}}, r"published.figures.FedAvg: expected a figure in %, got '70'"),
         ({"published": {"figures": {"iid": {"FedAvg": 7}}}}, r"published.figures: no setting 'iid'"),
-        ({"search": {"trials": 2}}, r"two.yaml: search: space is missing"),
-        ({"search": {"trials": 2, "space": {"a": {"low": 2, "high": 1}}}}, r"search.space.a: expected low below high"),
+        ({"search": {"trials": 2}}, r"two.yaml: search: expected trials, and a space with at least one option"),
+        (
+            {"search": {"trials": 2, "space": {"a": {"low": 2, "high": 1}}}},
+            r"search.space.a: expected .* low below high",
+        ),
         ({"search": {"trials": 2, "space": {"a": {"min": 2}}}}, r"search.space.a: unknown key 'min'"),
         ({"search": {"trials": 0, "space": {}}}, r"search"),
         ({"scales": {"smoke": {"methods": ["FedPr"]}}}, r"scales.smoke.methods: .*; did you mean 'FedPer'\?"),
         ({"scales": {"smoke": {"methods": [{"FedPr": {}}]}}}, r"scales.smoke.methods: .*; did you mean 'FedPer'\?"),
         ({"scales": {"smoke": {"methods": [{"FedPer": 3}]}}}, r"scales.smoke.methods.0.FedPer: expected a config"),
-        ({"scales": {"smoke": {"methods": ["FedPer", "FedPer"]}}}, r"scales.smoke.methods: expected different names"),
+        (
+            {"scales": {"smoke": {"methods": ["FedPer", "FedPer"]}}},
+            r"scales.smoke.methods: expected different names of FedAvg, FedPer",
+        ),
         ({"scales": {"smoke": {"scales": {}}}}, r"two.yaml: scales.smoke: unknown key 'scales'"),
     ],
 )
@@ -186,11 +195,11 @@ def test_a_scale_that_is_not_there(study_file):
 
 
 def test_files_that_are_no_study(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"there is no file .*missing.yaml"):
+    with pytest.raises(ConfigurationError, match=r"missing.yaml cannot be read as YAML: No such file"):
         read_study(tmp_path / "missing.yaml")
     path = tmp_path / "twice.yaml"
     path.write_text("title: a\nseeds: [0]\nseeds: [1]\n")
-    with pytest.raises(ConfigurationError, match=r"twice.yaml is no YAML: 'seeds' is given twice"):
+    with pytest.raises(ConfigurationError, match=r"twice.yaml cannot be read as YAML: 'seeds' is given twice"):
         read_study(path)
     path.write_text("- a\n")
     with pytest.raises(ConfigurationError, match=r"twice.yaml: expected a mapping"):
@@ -202,5 +211,5 @@ def test_what_is_no_study(tmp_path):
     path.write_text("model: {method: FedAvg}\ndata: {class_path: Digits}\n")
     with pytest.raises(ConfigurationError, match=r"run.yaml is a config of one run: pfl fit --config"):
         read_study(path)
-    with pytest.raises(ConfigurationError, match="is a folder, a YAML file is expected"):
+    with pytest.raises(ConfigurationError, match="cannot be read as YAML: Is a directory"):
         read_study(tmp_path)

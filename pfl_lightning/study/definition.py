@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pfl_lightning.study.definition.options import Config
+from pfl_lightning.study.options import Config
 
 __all__ = ["CHOICES", "FIGURES", "Dimension", "Published", "Search", "Study"]
 

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 # The parser knows classes that are imported by their names alone.
 from pfl_lightning import datamodules, engines, methods, self_supervised  # noqa: F401
-from pfl_lightning.cli.options.messages import explain
+from pfl_lightning.cli.messages import explain
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 
@@ -35,19 +35,15 @@ ENGINES = {
 
 def expand_engine_option(args: Sequence[str]) -> list[str]:
     """Expand ``--engine NAME`` to ``--model.engine CLASS``, so that options of that class can follow."""
-    found: list[str] = []
-    waiting = list(args)
-    while waiting:
-        word = waiting.pop(0)
-        option, equals, name = word.partition("=")
-        if option == "--engine" and not equals and waiting:
-            name = waiting.pop(0)
-        engine = ENGINES.get(name) if option == "--engine" else None
-        if engine is not None:
-            found += ["--engine", "null", "--model.engine", engine]  # overrides `engine` of a config
-        else:  # the parser says what is wrong with it
-            found += [option, name] if option == "--engine" and not equals and name else [word]
-    return found
+    words: list[str] = []
+    for word in args:
+        if words[-1:] == ["--engine"]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    # `null` overrides `engine` of a config. Of an unknown name the parser says what is wrong with it.
+    expanded = {f"--engine={name}": ["--engine", "null", "--model.engine", engine] for name, engine in ENGINES.items()}
+    return [part for word in words for part in expanded.get(word, [word])]
 
 
 def apply_engine_option(config: Namespace) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pfl_lightning.cli.options.names import known_names, nearest_option
+from pfl_lightning.cli.names import known_names, nearest_option
 from pfl_lightning.names import nearest
 
 __all__ = ["clip", "explain", "shorten"]
@@ -147,7 +147,7 @@ def _hint(message: str, short: str, options: Iterable[str], command: str) -> str
         return _meant(f"--{near}" if near and found[1] else near)
     if found := re.match(r"(\w+)\.\1: Unable to load config|(personalize): expected a class", short):
         group = found[1] or found[2]
-        return f"{_meant(_GROUPS.get(group, ''))}--{group}.help lists the options of this group"
+        return f"{_meant(_GROUPS.get(group, ''))}--help {group} lists its options"
     if found := re.search(r"(?:[Oo]ption|[Kk]ey|Nested key) '([\w.]+)' is not (?:accepted|expected)", message):
         return _option_of_class(found[1].partition(".")[0], _class_before(message, found), short.partition(": ")[0])
     if found := re.search(r"expected one of \[(.*)\].*, got (\S+)$", short):
@@ -172,27 +172,16 @@ def _class_before(message: str, found: re.Match[str]) -> str:
 
 def _option_of_class(name: str, path: str, option: str) -> str:
     """What is meant by an option that a class does not have, and which it has."""
-    from pfl_lightning.client import FederatedClient
-    from pfl_lightning.datamodules import FederatedDataModule
-
     if not path:
         return ""
     if name == "class_path":  # beside which the options of the class stand
         return "the options of a class stand below init_args: {class_path: NAME, init_args: {lr: 0.1}}"
     cls = pkgutil.resolve_name(path)
     options = _arguments(cls)
-    if name in options and issubclass(cls, FederatedClient):  # which the parser does not find
-        return (
-            f"{cls.__name__} has the option {name!r}, but as its first argument or as one of *args: the arguments of a "
-            "client's __init__ begin with encoder, num_classes, then *, then its own options"
-        )
     if name in options:
-        return f"{cls.__name__} has the option {name!r}, which the parser does not find: declare its type in __init__"
-    if name in ("loader", "transform", "target_transform") and issubclass(cls, FederatedDataModule):
         return (
-            f"{name} is an option of torchvision's data sets, which FromDatasets takes: data: {{class_path: "
-            "FromDatasets, init_args: {train: {class_path: torchvision.datasets.ImageFolder, init_args: {...}}}}; "
-            "augment changes training batches"
+            f"{cls.__name__} has the option {name!r}, which the parser does not find: declare it with its type in "
+            "__init__, in a client after encoder, num_classes and *"
         )
     near = nearest_option(name, (f"{option}.{one}" for one in (*options, "init_args")), below=option)
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""

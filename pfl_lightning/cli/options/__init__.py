@@ -1,1 +1,0 @@
-"""Options of the command line: parser, help, suggestions, messages, and what may be chosen."""
