@@ -21,8 +21,8 @@ def with_clients(number):
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (FedPer, {}, "method FedPAC, this run is of FedPer"),
-        (FedPAC, {"data": with_clients(4)}, "5 clients, this run has 4"),
+        (FedPer, {}, "another method, FedPAC; this run has FedPer"),
+        (FedPAC, {"data": with_clients(4)}, "another number of clients, 5; this run has 4"),
         (FedPAC, {"encoder": normed_encoder, "data": Toy(batch_size=9)}, "another encoder"),
         (FedPAC, {"encoder": dropout_encoder}, "another encoder"),
         (partial(FedPAC, combination=False), {}, "personal state"),
@@ -40,7 +40,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, method, options, me
 )
 def test_a_checkpoint_of_other_options_is_refused(tmp_path, method, options):
     play(tmp_path, 1, partial(method, epochs=1))
-    with pytest.raises(CheckpointError, match="another encoder, or of other options of the method: "):
+    with pytest.raises(CheckpointError, match="another encoder, or of other options of the method: the shape of "):
         play(tmp_path, 2, partial(method, epochs=1, **options), ckpt_path=str(tmp_path / "last.ckpt"))
 
 

@@ -32,7 +32,7 @@ from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import last_checkpoint
 from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, runs_below
 from pfl_lightning.state.checkpoints.best_round import BestRound
-from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
 

@@ -16,13 +16,12 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, EvaluationTask, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import FederationError
-from pfl_lightning.federation import own_models, set_up
+from pfl_lightning.federation import own_models, saved_state, set_up
 from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_options
 from pfl_lightning.federation.outer_trainer import name_round, release_data
 from pfl_lightning.federation.personalization import PersonalizationStage
-from pfl_lightning.federation.saved_state import SavedState, check_checkpoint, saying_what_does_not_fit
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.tasks import Clock
 from pfl_lightning.lightning_private import trainer_or_none
@@ -98,7 +97,7 @@ class Federation(L.LightningModule):
         self.round = 0  # the last one that was trained; the fine-tuning before an evaluation draws by it
         self.has_trained = False  # or was loaded from a checkpoint
         self.data_before: str | None = None  # of the loaded checkpoint, where it was trained on other data
-        self._saved = SavedState()
+        self.fingerprints: dict[str, str | None] = {}  # of the partition and the data
         self.evaluation = Evaluation()  # the one under way, or the last
         self._current_round: Round | None = None
         self._personalization: Personalization | None = None
@@ -359,17 +358,17 @@ class Federation(L.LightningModule):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What identifies the federation, every client's personal state, and what never changes."""
-        return self._saved.content(self)
+        return saved_state.saved_content(self)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore every client's personal state, and what never changes."""
-        self._saved.restore(self, state)
+        saved_state.restore(self, state)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of something else before anything is overwritten."""
-        check_checkpoint(self, checkpoint)
+        saved_state.check_checkpoint(self, checkpoint)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load, and say in a sentence what does not fit."""
-        with saying_what_does_not_fit():
+        with saved_state.saying_what_does_not_fit():
             return super().load_state_dict(state_dict, strict, assign)

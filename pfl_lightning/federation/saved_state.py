@@ -12,54 +12,47 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.state.checkpoints.file import as_federation_wrote, content_fault, damaged, goes_on
-from pfl_lightning.state.checkpoints.writing import check_fits
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["SavedState", "check_checkpoint", "saying_what_does_not_fit"]
+__all__ = ["check_checkpoint", "fingerprints", "restore", "saved_content", "saying_what_does_not_fit"]
 
 
-class SavedState:
-    """Gives a checkpoint what identifies a federation and its clients' states, and restores it."""
+def fingerprints(data: FederatedData) -> dict[str, str | None]:
+    """What identifies the partition, and the data where they say so."""
+    return {"partition": data.fingerprint, "data": getattr(data, "data_fingerprint", None)}
 
-    def __init__(self) -> None:
-        self._fingerprint = ""
-        self._data_fingerprint: str | None = None
 
-    def know(self, data: FederatedData) -> None:
-        """Note what identifies the data and their partition."""
-        self._fingerprint, self._data_fingerprint = data.fingerprint, getattr(data, "data_fingerprint", None)
+def saved_content(federation: Federation) -> dict[str, Any]:
+    """What identifies the federation, every client's personal state, and what never changes."""
+    return {
+        "method": federation.method_name,
+        "seed": federation.seed,
+        **federation.fingerprints,
+        "round": federation.round,
+        "has_trained": federation.has_trained,
+        "schedule": _schedule(federation),
+        **federation.clients.state_dict(),
+    }
 
-    def content(self, federation: Federation) -> dict[str, Any]:
-        """What identifies the federation, every client's personal state, and what never changes."""
-        return {
-            "method": federation.method_name,
-            "seed": federation.seed,
-            "partition": self._fingerprint,
-            "data": self._data_fingerprint,
-            "round": federation.round,
-            "has_trained": federation.has_trained,
-            "schedule": _schedule(federation),
-            **federation.clients.state_dict(),
-        }
 
-    def restore(self, federation: Federation, state: dict[str, Any]) -> None:
-        """Restore what :meth:`content` gave; warn where what follows will differ from the uninterrupted run."""
-        fits = federation.trainer.state.fn == TrainerFn.FITTING
-        for warning in _differences(federation, state) if fits else ():
-            warnings.warn(warning, stacklevel=2)
-        before, now = state["data"], self._data_fingerprint
-        federation.data_before = before if None not in (before, now) and before != now else None
-        if federation.data_before is not None:
-            warnings.warn(
-                f"the checkpoint was trained on other data (fingerprint {before}) than those on which it "
-                f"{'goes on' if fits else 'is evaluated'} ({now}), though they are divided in the same way: see "
-                "that the folder or the arrays are the right ones",
-                stacklevel=2,
-            )
-        federation.clients.load_state_dict(state)
-        federation.round, federation.has_trained = state["round"], state["has_trained"]
+def restore(federation: Federation, state: dict[str, Any]) -> None:
+    """Restore what :func:`saved_content` gave; warn where what follows will differ from the uninterrupted run."""
+    fits = federation.trainer.state.fn == TrainerFn.FITTING
+    for warning in _differences(federation, state) if fits else ():
+        warnings.warn(warning, stacklevel=2)
+    before, now = state["data"], federation.fingerprints["data"]
+    federation.data_before = before if None not in (before, now) and before != now else None
+    if federation.data_before is not None:
+        warnings.warn(
+            f"the checkpoint was trained on other data (fingerprint {before}) than those on which it "
+            f"{'goes on' if fits else 'is evaluated'} ({now}), though they are divided in the same way: see "
+            "that the folder or the arrays are the right ones",
+            stacklevel=2,
+        )
+    federation.clients.load_state_dict(state)
+    federation.round, federation.has_trained = state["round"], state["has_trained"]
 
 
 def _schedule(federation: Federation) -> str | None:
@@ -69,21 +62,16 @@ def _schedule(federation: Federation) -> str | None:
 
 def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]:
     """In what a fit that goes on from a checkpoint differs from the checkpoint's run."""
-    if state["seed"] != federation.seed:
-        yield (
-            f"the checkpoint was made with seed {state['seed']}, this run has {federation.seed}: what follows will "
-            "differ from the uninterrupted run"
-        )
+    for name, now in (("seed", federation.seed), ("schedule", _schedule(federation))):
+        if None not in (state[name], now) and state[name] != now:
+            yield (
+                f"the checkpoint was made with {name} {state[name]!r}, this run has {now!r}: what follows will differ "
+                "from the uninterrupted run"
+            )
     if federation.clients.resume_states is not None and "carried" not in state:
         yield (
             "the checkpoint holds no schedules and no states of optimizers: those of all clients start again; "
             "schedule='restart' (and optimizer_state='reset' of federate) lets every local fit start again"
-        )
-    before, now = state["schedule"], _schedule(federation)
-    if None not in (before, now) and before != now:
-        yield (
-            f"the checkpoint was trained with schedule={before!r} of the learning rate, this run has {now!r}: what "
-            "follows will differ from the uninterrupted run"
         )
 
 
@@ -91,8 +79,7 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
     """Refuse a checkpoint of something else before anything is overwritten.
 
     Raises:
-        CheckpointError: The checkpoint is incomplete, or of another method, another encoder or another number of
-            clients.
+        CheckpointError: The checkpoint is incomplete, or of another method, encoder, number of clients or partition.
     """
     as_federation_wrote(checkpoint)
     if not federation.is_set_up:
@@ -105,14 +92,35 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
         fault = "holds the models alone (save_weights_only): it can be evaluated, but no fit can go on from it"
     if fault is not None:
         raise damaged(str(federation.trainer.ckpt_path), fault)
-    check_fits(
-        checkpoint["state_dict"],
-        federation.method_name,
-        federation.num_clients,
-        federation.data.fingerprint,
-        federation.clients.labels,
-        {f"models.{name}": tensor for name, tensor in federation.models.state_dict().items()},
-    )
+    extra = checkpoint["state_dict"]["_extra_state"]
+    clients = extra["personal"]["num_clients"], federation.num_clients
+    for what, there, here in (("method", extra["method"], federation.method_name), ("number of clients", *clients)):
+        if there != here:
+            raise CheckpointError(
+                f"the checkpoint is of another {what}, {there}; this run has {here}: give the config of the "
+                "checkpoint's run (its config.yaml), or leave out ckpt_path to begin from round 1"
+            )
+    if extra["partition"] != federation.data.fingerprint:
+        raise CheckpointError(
+            "the checkpoint was made with another partition: a client's test samples may be among those it was trained "
+            "on. Use the same data and partition arguments, or FromFile with the partition.npz of its run"
+        )
+    saved, own = checkpoint["state_dict"], federation.models.state_dict(prefix="models.")
+    there, here = ({n: tuple(t.shape) for n, t in one.items() if n.startswith("models.")} for one in (saved, own))
+    name = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
+    if name is not None:
+        raise CheckpointError(
+            f"the checkpoint is of another encoder, or of other options of the method: the shape of {name} is "
+            f"{there.get(name)} there, and {here.get(name)} here"
+        )
+    labels = federation.clients.labels
+    if list(extra["encoders"]) != list(labels):
+        # One encoder may go by several names (registered, import path, class), so that this is no proof.
+        warnings.warn(
+            f"the checkpoint's encoders are called {list(extra['encoders'])}, this run's {list(labels)}; "
+            "their shapes agree, but see that they are the same",
+            stacklevel=2,
+        )
 
 
 @contextmanager

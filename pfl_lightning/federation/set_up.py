@@ -20,7 +20,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_callbacks, check_strategy, end_by_rounds
 from pfl_lightning.federation.preemption import Preemption
-from pfl_lightning.federation.single_items import check_single_items
+from pfl_lightning.federation.saved_state import fingerprints
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.public import check_public
 from pfl_lightning.lightning_private import has_trainer
@@ -29,7 +29,7 @@ from pfl_lightning.notices import forget_shown
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import MethodFactory
-from pfl_lightning.state.checkpoints.writing import use_atomic_files
+from pfl_lightning.state.checkpoints.file import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.resume_states import ResumeStates
@@ -88,7 +88,7 @@ def begin(federation: Federation, stage: str) -> None:
     """A fit, a validation or a test begins: make what is not there yet.
 
     Raises:
-        ConfigurationError: Other clients than before, or batches of one item that the clients cannot train on.
+        ConfigurationError: Other clients than before.
     """
     forget_shown()
     check_strategy(federation.trainer)
@@ -100,10 +100,8 @@ def begin(federation: Federation, stage: str) -> None:
         raise ConfigurationError(
             f"this federation has {federation.num_clients} clients, the data have {data.num_clients}"
         )
-    elif stage == "fit":
-        federation._saved.know(data)
     if stage == "fit":
-        check_single_items(federation.clients, data)
+        federation.fingerprints = fingerprints(data)
 
 
 def build(federation: Federation, data: FederatedData) -> None:
@@ -141,7 +139,7 @@ def build(federation: Federation, data: FederatedData) -> None:
     if any(model.hands_on for model in converted):
         rest = None if limit is None else limit - sum(store.most_bytes for store in stores) / 1e9
         federation.clients.resume_states = ResumeStates(data.num_clients, rest, federation.spill_dir)
-    federation._saved.know(data)
+    federation.fingerprints = fingerprints(data)
 
 
 def no_data(federation: Federation) -> ConfigurationError:

@@ -22,7 +22,7 @@ from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
 from pfl_lightning.runs.folder import RunFolder, run_folder
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.runs.reading import read_run
-from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
 
 CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
 
@@ -443,14 +443,14 @@ def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wanted", ["last", "best"])
-def test_a_damaged_checkpoint_is_one_sentence_with_the_newest_good_one(monkeypatch, tmp_path, wanted):
+def test_a_damaged_checkpoint_is_one_sentence_with_the_others_beside_it(monkeypatch, tmp_path, wanted):
     fit(monkeypatch, tmp_path, rounds=1)
     folder = tmp_path / "runs" / "version_0" / "checkpoints"
     shutil.copy(folder / "last.ckpt", folder / "kept.ckpt")
     (folder / "best-round-1.ckpt").unlink()
     (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:500])
-    sentence = rf"pfl: the checkpoint {folder / 'last.ckpt'} is truncated or damaged.*; the newest good one is "
-    with pytest.raises(SystemExit, match=rf"^{sentence}{folder / 'kept.ckpt'}\n"):
+    sentence = rf"pfl: the checkpoint {folder / 'last.ckpt'} is truncated or damaged.*; the others in .* are kept.ckpt"
+    with pytest.raises(SystemExit, match=rf"^{sentence}\n"):
         fit(monkeypatch, tmp_path, f"--ckpt_path={wanted}")
 
 

@@ -23,7 +23,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.names import did_you_mean, method_named
 from pfl_lightning.older_package import written_class
-from pfl_lightning.state.checkpoints.writing import use_atomic_files
+from pfl_lightning.state.checkpoints.file import use_atomic_files
 
 __all__ = ["CallbackForm"]
 

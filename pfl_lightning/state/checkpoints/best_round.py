@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 import lightning as L
@@ -15,16 +11,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.checkpoints.file import read_checkpoint
-from pfl_lightning.state.checkpoints.writing import previous_of
-
 __all__ = ["BestRound", "LastRound"]
 
 USUAL = "val_accuracy/mean"
 """Metric by which the best round is chosen by default; it is missing where no client has a validation part."""
-
-LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
 
 
 class LastRound(ModelCheckpoint):
@@ -36,16 +26,20 @@ class BestRound(ModelCheckpoint):
 
     The metric is missing where no client has a validation part: the share may be zero, or the clients too small.
 
-    A round that is no longer the best is removed in the next round, once nothing names it: neither ``last.ckpt``, which
-    a kill may leave as it was, nor the one before that, as long as that is kept. What a kill leaves over is removed
-    when the run is resumed.
+    A round that is no longer the best is removed in the next round, when ``last.ckpt`` names it no more: a kill may
+    leave that as it was.
 
     Beside Lightning's names, a file's name may have ``{round}``, which counts from 1 as ``results.json`` does;
     ``{epoch}`` counts from 0.
     """
 
     _superseded: tuple[str, ...] = ()
+    """Files that are no longer the best, and that ``last.ckpt`` may name still."""
     _has_warned = False
+
+    def file_exists(self, filepath: str | Path, trainer: L.Trainer) -> bool:
+        """Whether a file is to stay; in a resumed run one that a kill left of a round which is played again is not."""
+        return str(filepath) in self.best_k_models if trainer.ckpt_path else super().file_exists(filepath, trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save if the round was validated."""
@@ -80,49 +74,13 @@ class BestRound(ModelCheckpoint):
         self._remove_superseded(trainer)
 
     def _remove_superseded(self, trainer: L.Trainer) -> None:
-        if self._superseded and not self._previous.is_file():
-            for path in self._superseded:
-                super()._remove_checkpoint(trainer, path)
-            self._superseded = ()
+        for path in self._superseded:  # one of them may have gone before a kill
+            super()._remove_checkpoint(trainer, path)
+        self._superseded = ()
 
-    @property
-    def _previous(self) -> Path:
-        return previous_of(Path(self.dirpath or "") / LAST)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remove what a kill left over: files of this callback that neither checkpoint of the last rounds knows."""
-        pattern = self._pattern()
-        resumed = Path(trainer.ckpt_path or "").name
-        if pattern is None or not self.best_k_models or resumed not in (LAST, self._previous.name):
-            return
-        if any(self._may_write_such(other) for other in trainer.checkpoint_callbacks):
-            return
-        known, before = _names(self.state_dict()), set[str]()
-        if resumed == LAST and self._previous.is_file():
-            with suppress(CheckpointError):  # a damaged one names nothing
-                before = _names(read_checkpoint(self._previous, weights_only=True)["callbacks"][self.state_key])
-        for path in Path(self.dirpath or "").iterdir():
-            if pattern.fullmatch(path.name) and path.name not in known:
-                if path.name in before:
-                    self._superseded += (str(path),)
-                else:
-                    path.unlink()
-
-    def _pattern(self) -> re.Pattern[str] | None:
-        """Pattern of the names of this callback's files, half-written ones too; ``None`` where they may be anything."""
-        parts = list(Formatter().parse(self.filename or ""))
-        if not parts or not parts[0][0]:
-            return None
-        number = r"([^-]*=)?(-?\d+(\.\d+)?(e[+-]?\d+)?|nan|-?inf)"
-        name = "".join(re.escape(text) + (number if field is not None else "") for text, field, _, _ in parts)
-        return re.compile(rf"{name}(-v\d+)?{re.escape(self.FILE_EXTENSION)}|\.{name}.*\.tmp")
-
-    def _may_write_such(self, other: Any) -> bool:
-        """Whether another callback writes files into the same folder that begin as those of this one."""
-        if other is self or not isinstance(other, ModelCheckpoint) or str(other.dirpath) != str(self.dirpath):
-            return False
-        begin, others = ((one.filename or "").split("{")[0] for one in (self, other))
-        return begin.startswith(others) or others.startswith(begin)
+    def state_dict(self) -> dict[str, Any]:
+        """The best rounds, and what is yet to be removed."""
+        return super().state_dict() | ({"superseded": self._superseded} if self._superseded else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best rounds, also where the run's folder has another path by now."""
@@ -132,9 +90,6 @@ class BestRound(ModelCheckpoint):
             paths = {name: moved.get(state_dict[name], "") for name in ("best_model_path", "kth_best_model_path")}
             models = {moved[path]: score for path, score in best.items()}
             state_dict = {**state_dict, **paths, "best_k_models": models, "dirpath": self.dirpath}
+        left = {path: here / Path(path).name for path in state_dict.get("superseded", ())}
+        self._superseded = tuple(str(there) if there.is_file() else path for path, there in left.items())
         super().load_state_dict(state_dict)
-
-
-def _names(state: Mapping[str, Any]) -> set[str]:
-    """Files that the state of a ModelCheckpoint knows."""
-    return {Path(path).name for path in (*state.get("best_k_models", ()), state.get("best_model_path", "")) if path}

@@ -1,4 +1,4 @@
-"""Checkpoint files, those of a project included, read with their checksums verified."""
+"""Checkpoint files, those of a project included: written as a whole, and read with their checksums verified."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 
 from pfl_lightning.errors import CheckpointError
+from pfl_lightning.state.files import replace_file
 
 __all__ = [
     "FEDERATION",
+    "AtomicCheckpointIO",
     "as_federation_wrote",
     "as_module_would_write",
     "content_fault",
     "damaged",
     "goes_on",
-    "newest_good",
     "plain",
     "python_numbers",
     "read_checkpoint",
+    "use_atomic_files",
 ]
 
 FEDERATION = "pfl_lightning_federation"
@@ -100,32 +104,34 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", weights_only: b
         weights_only: See ``torch.load``.
 
     Raises:
-        CheckpointError: The file is damaged, or no checkpoint of Lightning; names the newest good one beside it.
+        CheckpointError: The file is damaged, or no checkpoint of Lightning; names the others beside it.
     """
-    found = _read(Path(path), map_location, weights_only)
-    if isinstance(found, str):
-        raise damaged(path, found, weights_only)
-    return found
+    fault = _archive_fault(Path(path))
+    if fault is not None:
+        raise damaged(path, fault)
+    try:
+        found = torch.load(path, map_location=map_location, mmap=True, weights_only=weights_only)
+    except MemoryError:
+        raise
+    except Exception as error:  # the reader and the unpickler raise whatever a foreign file leads them to
+        raise damaged(path, _load_fault(error)) from error
+    if not isinstance(found, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= found.keys():
+        raise damaged(path, "is no checkpoint of Lightning: it holds no state_dict, or no version of Lightning")
+    return dict(found)
 
 
-def damaged(path: str | Path, fault: str, weights_only: bool | None = None) -> CheckpointError:
-    """The error about a checkpoint that cannot be used, which names the newest good one beside it.
+def damaged(path: str | Path, fault: str) -> CheckpointError:
+    """The error about a checkpoint that cannot be used, which names the others beside it.
 
     Args:
         path: Path of the checkpoint.
         fault: What is wrong with it, such as ``"is empty"``.
-        weights_only: How the others are read.
     """
-    good = newest_good(Path(path), weights_only)
-    folder = Path(path).parent
-    if good is None:
-        return CheckpointError(f"the checkpoint {path} {fault}; there is no good one in {folder}")
-    instead = f"the newest good one is {good}"
-    if not goes_on(_read(good, "cpu", weights_only)):
-        instead = (
-            f"there is none in {folder} that a fit can go on from, and the newest that can be evaluated is {good}: "
-            "leave save_weights_only out of the ModelCheckpoint of runs that are to be resumed"
-        )
+    folder, name = Path(path).parent, Path(path).name
+    others = [other for other in folder.glob("*.ckpt") if other.name != name and other.is_file()]
+    others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+    named = ", ".join(other.name for other in others)
+    instead = f"the others in {folder}, the newest first, are {named}" if others else f"there is no other in {folder}"
     return CheckpointError(f"the checkpoint {path} {fault}; {instead}")
 
 
@@ -144,44 +150,6 @@ def content_fault(checkpoint: Mapping[str, Any]) -> str | None:
         return "is of an earlier version of pfl_lightning: pfl-lightning==0.3.0 reads it"
     missing += [] if "loops" in checkpoint else ["loops"]  # without which Lightning would begin at round 1
     return f"is incomplete: {missing[0]} is missing" if missing else None
-
-
-def newest_good(beside: Path, weights_only: bool | None = None) -> Path | None:
-    """The newest checkpoint in the folder of another one that is whole; ``None`` without any.
-
-    One that holds the models alone is named only where there is no other.
-
-    Args:
-        beside: The other one, which does not count.
-        weights_only: See ``torch.load``.
-    """
-    if not beside.parent.is_dir():
-        return None
-    others = [path for path in beside.parent.glob("*.ckpt") if path.name != beside.name and path.is_file()]
-    of_models = None
-    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-        found = _read(path, "cpu", weights_only)
-        if not isinstance(found, str) and content_fault(as_federation_wrote(found)) is None:
-            if goes_on(found):
-                return path
-            of_models = of_models or path
-    return of_models
-
-
-def _read(path: Path, map_location: Any, weights_only: bool | None) -> dict[str, Any] | str:
-    """The content of a checkpoint, or what is wrong with the file."""
-    fault = _archive_fault(path)
-    if fault is not None:
-        return fault
-    try:
-        found = torch.load(path, map_location=map_location, mmap=True, weights_only=weights_only)
-    except MemoryError:
-        raise
-    except Exception as error:  # the reader and the unpickler raise whatever a foreign file leads them to
-        return _load_fault(error)
-    if not isinstance(found, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= found.keys():
-        return "is no checkpoint of Lightning: it holds no state_dict, or no version of Lightning"
-    return dict(found)
 
 
 def _archive_fault(path: Path) -> str | None:
@@ -209,3 +177,67 @@ def _load_fault(error: Exception) -> str:
         )
     lines = str(error).strip().splitlines()
     return f"cannot be read ({type(error).__name__}: {lines[0] if lines else 'no reason given'})"
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoint writer and reader that leave no half-written file behind and take no damaged one.
+
+    A federation gives it to its Trainer, unless that has a plugin of its own. The files are those of ``torch.save``.
+    They are written next to the target and then renamed, so that a kill leaves the old or the new file.
+
+    Lightning's own writer uses the folder for temporary files and moves from there, which is a copy where that folder
+    is on another file system. It also holds the whole checkpoint in memory. Here tensors are written from where they
+    are, and read when they are needed: the stored states of thousands of clients need not fit into memory.
+
+    Paths that are not local, such as ``s3://...``, are written and read as Lightning does.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Save to a path.
+
+        Args:
+            checkpoint: Content of the checkpoint.
+            path: Path of the file.
+            storage_options: Not used.
+
+        Raises:
+            DiskFullError: Names the space that is needed and the space that is free; the old file is still there.
+        """
+        if not _is_local(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(True)
+        try:
+            with replace_file(Path(path)) as temporary, temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+        finally:
+            torch.serialization.set_crc32_options(checksums)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load from a path.
+
+        Args:
+            path: Path of the checkpoint.
+            map_location: See ``torch.load``; ``None`` is the CPU.
+            weights_only: See ``torch.load``.
+
+        Raises:
+            CheckpointError: The file is damaged, or no checkpoint of Lightning.
+        """
+        where: Any = map_location or "cpu"
+        if not _is_local(path) or not Path(path).exists():
+            return super().load_checkpoint(path, where, weights_only)
+        return read_checkpoint(path, where, weights_only)
+
+
+def use_atomic_files(trainer: L.Trainer) -> None:
+    """Replace Lightning's own writer of checkpoints by :class:`AtomicCheckpointIO`; a user's plugin stays."""
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def _is_local(path: str | Path) -> bool:
+    return isinstance(path, Path) or "://" not in str(path)

@@ -20,8 +20,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.preemption import Preemption
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedProx
-from pfl_lightning.state.checkpoints.file import as_federation_wrote
-from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO, as_federation_wrote
 
 
 class Split(L.LightningDataModule):

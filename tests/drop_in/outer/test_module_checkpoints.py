@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import FederatedLoop, federate
 from pfl_lightning.methods import FedAvg, FedPer
-from pfl_lightning.state.checkpoints.file import FEDERATION
-from pfl_lightning.state.checkpoints.writing import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints.file import FEDERATION, AtomicCheckpointIO
 
 
 class Shaped(Net):

@@ -44,30 +44,20 @@ def test_a_resume_leaves_the_files_of_other_callbacks(tmp_path, other):
     assert before <= {path.name for path in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_resume_removes_what_a_kill_left_and_nothing_else(tmp_path, named):
-    play(tmp_path, 2, auto_insert_metric_name=named)
-    left, mine = tmp_path / f"best-round-{'round=' * named}99.ckpt", tmp_path / "best-round-of-mine.ckpt"
-    for path in (left, mine):
-        path.touch()
-    play(tmp_path, 2, ckpt_path=str(tmp_path / "last.ckpt"), auto_insert_metric_name=named)
-    assert (left.exists(), mine.exists()) == (False, True)
-
-
 class Watch(L.Callback):
-    """Sees that the files which the checkpoints of the last rounds name are there, after every client."""
+    """Sees that the files which the checkpoint of the last round names are there, after every client."""
 
     def __init__(self, folder, die_in=None):
         self.folder, self.die_in, self.looks = folder, die_in, 0
 
     def look(self, trainer, *_):
-        for path in (self.folder / "last.ckpt", self.folder / "last-previous.ckpt"):
-            if path.is_file():
-                states = torch.load(path, weights_only=True)["callbacks"]
-                names = [name for key, state in states.items() if "BestRound" in key for name in state["best_k_models"]]
-                assert names
-                assert all((self.folder / Path(name).name).is_file() for name in names), (path, names)
-                self.looks += path.name == "last-previous.ckpt"
+        path = self.folder / "last.ckpt"
+        if path.is_file():
+            states = torch.load(path, weights_only=True)["callbacks"]
+            names = [name for key, state in states.items() if "BestRound" in key for name in state["best_k_models"]]
+            assert names
+            assert all((self.folder / Path(name).name).is_file() for name in names), names
+            self.looks += 1
 
     on_train_batch_start = on_train_batch_end = on_validation_start = on_train_epoch_start = look
 
@@ -77,7 +67,7 @@ class Watch(L.Callback):
             raise RuntimeError("killed")
 
 
-def test_what_the_checkpoints_of_the_last_two_rounds_name_is_there(tmp_path):
+def test_what_the_checkpoint_of_the_last_round_names_is_there(tmp_path):
     """Every round is the best one here."""
     best, watch = {"monitor": "round"}, Watch(tmp_path, die_in=2)
     with pytest.raises(RuntimeError, match="killed"):
