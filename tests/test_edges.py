@@ -101,10 +101,10 @@ def test_batch_normalization_cannot_train_on_one_sample(method, options, engine)
 @pytest.mark.parametrize(
     ("options", "engine"),
     [
-        ({"gradient_clip_val": 0.5}, r"SequentialEngine\(gradient_clip_val=0.5\)"),
+        ({"gradient_clip_val": 0.5}, r"TrainerEngine\(gradient_clip_val=0.5\)"),
         (
             {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"},
-            r"SequentialEngine\(gradient_clip_val=0.5, gradient_clip_algorithm='value'\)",
+            r"TrainerEngine\(gradient_clip_val=0.5, gradient_clip_algorithm='value'\)",
         ),
         ({"accumulate_grad_batches": 2}, r"TrainerEngine\(accumulate_grad_batches=2\)"),
     ],

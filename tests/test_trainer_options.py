@@ -17,15 +17,15 @@ FIT = partial(FedAvg, epochs=1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"overfit_batches": 1}, r"overfit_batches=1\) would train 1 of the clients.*limit_train_batches=1"),
-        ({"overfit_batches": 0.5}, r"overfit_batches=0\.5\) would train 0\.5 of the clients"),
-        ({"val_check_interval": 0.5}, r"val_check_interval=0\.5\) would validate in the middle of a round"),
+        ({"overfit_batches": 1}, r"overfit_batches=1\) means something else.*limit_train_batches=1"),
+        ({"overfit_batches": 0.5}, r"overfit_batches=0\.5\) means something else.*limit_train_batches=0.5"),
+        ({"val_check_interval": 0.5}, r"val_check_interval=0\.5\) .*use check_val_every_n_epoch, .*within a round"),
         ({"val_check_interval": 2}, r"val_check_interval=2\) .*use check_val_every_n_epoch"),
         (
             {"max_steps": 3},
-            r"max_steps=3\) is about .*engine=TrainerEngine\(max_steps=3\)\); rounds are limited by max_ep",
+            r"max_steps=3\) is about .*engine=TrainerEngine\(max_steps=3\)\).* Rounds are limited by max_ep",
         ),
-        ({"min_steps": 3}, r"min_steps=3\) counts optimizer steps"),
+        ({"min_steps": 3}, r"min_steps=3\) .*use min_epochs"),
     ],
     ids=str,
 )

@@ -7,9 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from pfl_lightning.state.image import Growth
 
 if TYPE_CHECKING:
@@ -43,10 +40,9 @@ class DivergenceGuard:
 
     It warns of a mean loss of more than ten times that of the first round; of a cross entropy of more than ten times
     that of guessing, or a hundred times in an evaluation; of weights on the server that grow by a factor of more than a
-    hundred in a round; of an accuracy that was better than that of guessing and falls to it for three evaluated rounds
-    in a row, by more than the chance of so few samples; and of an encoder that gives all samples the same features,
-    which is looked for when the accuracy has been that of guessing for as long. A first loss, or one of guessing, below
-    1 counts as 1. Where the accuracy alone falls, and the training loss does too, it is not said to diverge.
+    hundred in a round; and of an accuracy that was better than that of guessing and falls to it for three evaluated
+    rounds in a row, by more than the chance of so few samples. A first loss, or one of guessing, below 1 counts as 1.
+    Where the accuracy alone falls, and the training loss does too, it is not said to diverge.
 
     Attributes:
         limits: Largest values of a round's metrics, by name, up to which nothing need be looked at.
@@ -102,17 +98,14 @@ class DivergenceGuard:
         if math.isfinite(accuracy) and accuracy >= self.best:
             self.best, self.loss_at_best = accuracy, trained if math.isfinite(trained) else None
         learned = self.best >= chance + 0.1 * (1 - chance)
-        lost = accuracy <= chance + (0.1 * (self.best - chance) if learned else 0.02)
+        lost = learned and accuracy <= chance + 0.1 * (self.best - chance)
         self.at_chance = self.at_chance + 1 if lost else 0
         if self.at_chance < PATIENCE:
             return None
         self.at_chance = 0
-        dead = has_dead_features(federation)
-        if dead:
-            return "the encoder's features are the same for all samples (dead features)"
         scores = federation.evaluation.validation_scores or federation.evaluation.test_scores
         samples = sum(score.num_samples for score in scores.values())
-        if not learned or self.best - accuracy <= NOISE * math.sqrt(2 * 0.25 / max(samples, 1)):
+        if self.best - accuracy <= NOISE * math.sqrt(2 * 0.25 / max(samples, 1)):
             return None
         fallen = f"the mean accuracy is {accuracy:.3g}, that of guessing, in {PATIENCE} rounds; it was {self.best:.3g}"
         if self.loss_at_best is not None and trained < self.loss_at_best:
@@ -164,20 +157,3 @@ def remedies(federation: Federation) -> list[str]:
     if federation.engine.gradient_clip_val is None:
         found.append("gradient_clip_val=1.0 of the engine")
     return found
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def has_dead_features(federation: Federation) -> bool:
-    """Return whether the encoder of the first client gives all of its training samples the same features."""
-    client = federation.data.participating[0]
-    for _, model in federation.client_models([client]):
-        shown = model.step_module is model or model.feature_based  # other modules of users show no features
-        if not shown or not isinstance(getattr(model, "encoder", None), nn.Module):
-            return False
-        features: Tensor = model.features_of(federation.evaluation_task(client).context.data)[0].double().flatten(1)
-        if len(features) < 2:
-            return False
-        spread = float((features - features.mean(dim=0)).abs().max())
-        return spread <= 1e-6 * max(1.0, float(features.abs().max()))
-    return False

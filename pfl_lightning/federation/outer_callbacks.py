@@ -5,9 +5,7 @@ Its batches are clients, its epochs are rounds, and it trains no model.
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pfl_lightning.errors import ConfigurationError
@@ -15,7 +13,6 @@ from pfl_lightning.lightning_private import end_after_epochs, seconds_between_va
 
 __all__ = [
     "call_with_options",
-    "check_callbacks",
     "check_options",
     "check_strategy",
     "end_by_rounds",
@@ -26,61 +23,41 @@ __all__ = [
 Place = Literal["Federation", "federate", "inside"]
 """The outer Trainer of a method's own clients, that of a user's module, and local fits."""
 
-_SEARCHES = {"BatchSizeFinder", "LearningRateFinder"}
-_SEARCH = (
-    "{name} needs a plain training run, and a federation's Trainer has none: run it with your module and a plain "
-    "Trainer first, and give the federation what it found"
-)
-_LOCAL = (
-    "{name} acts on a model while it is trained, and the models are trained in the clients' local fits: remove it "
-    "here and give it to the engine, engine=TrainerEngine(callbacks=[{name}(...)]); it starts again in each local fit"
-)
-_BATCHES = (
-    "{name} acts on batches, and a batch of the outer Trainer is a client: leave it out there and use "
-    "{call}(..., local_callbacks=[{name}(...)]); it starts again in each local fit"
-)
-_INSIDE = (
-    "{name} has nothing to do inside local fits, which are silent, train as they are told and save nothing: give it to "
-    "the outer Trainer's callbacks, or leave it out"
-)
+_SEARCHES = ("BatchSizeFinder", "LearningRateFinder")
 _TRAINING = ("GradientAccumulationScheduler", "StochasticWeightAveraging", "WeightAveraging", "ModelPruning")
+_BATCHES = ("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor")
+_SEARCH = "run it with your module and a plain Trainer first, and give the federation what it found"
+_LOCAL = "leave it out here and use {call}(..., engine=TrainerEngine(callbacks=[{name}(...)]))"
 _REFUSED: dict[Place, dict[str, str]] = {
     "Federation": dict.fromkeys(_SEARCHES, _SEARCH) | dict.fromkeys((*_TRAINING, "BaseFinetuning"), _LOCAL),
-    "federate": dict.fromkeys(("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"), _BATCHES),
-    "inside": dict.fromkeys((*_SEARCHES, "Checkpoint", "ProgressBar"), _INSIDE),
+    "federate": dict.fromkeys(_BATCHES, "leave it out here and use {call}(..., local_callbacks=[{name}(...)])"),
+    "inside": dict.fromkeys(
+        (*_SEARCHES, "Checkpoint", "ProgressBar"),
+        "inside local fits, which are silent and save nothing, it has nothing to do: give it to the outer Trainer's "
+        "callbacks, or leave it out",
+    ),
 }
-"""What is refused of Lightning's callbacks, by the place and the name of their class."""
+"""What to do with callbacks of Lightning that are refused, by the place and the name of their class."""
 
 _OPTIONS = {
     "fast_dev_run": (
-        "would run {value:d} whole client(s), since a batch of the outer Trainer is a client: try a round by "
         "Trainer(max_epochs=1, logger=False, enable_checkpointing=False) and {call}(..., engine=TrainerEngine("
-        "limit_train_batches={value:d}, limit_val_batches={value:d}, limit_test_batches={value:d}))"
+        "limit_train_batches={value:d}, limit_val_batches={value:d}, limit_test_batches={value:d})), a round of a "
+        "few batches of each client"
     ),
     "overfit_batches": (
-        "would train {value} of the clients, since a batch of the outer Trainer is a client: leave it out there; "
-        "{call}(..., engine=TrainerEngine(limit_train_batches={value})) takes so many batches of each client, and "
-        "FederatedLoop(cohort=...) says how many clients a round trains"
+        "{call}(..., engine=TrainerEngine(limit_train_batches={value})) for so many batches of each client, and "
+        "FederatedLoop(cohort=...) for the number of clients"
     ),
-    "min_steps": (
-        "counts optimizer steps, and the outer Trainer takes none: use min_epochs, the least number of rounds"
-    ),
-    "check_val_every_n_epoch": (
-        "would validate after every 0 rounds: give at least 1, or limit_val_batches=0 for no validation"
-    ),
+    "min_steps": "min_epochs, the least number of rounds",
+    "check_val_every_n_epoch": "at least 1, or limit_val_batches=0 for no validation",
     "reload_dataloaders_every_n_epochs": (
-        "would ask for other loaders in later rounds, and clients go on with items of the first: leave it out, and let "
-        "the Dataset itself follow self.trainer.current_epoch of the module, by an attribute"
+        "an attribute by which the Dataset follows self.trainer.current_epoch of the module: clients go on with items "
+        "of the first loaders"
     ),
-    "val_check_interval": (
-        "would validate in the middle of a round, of which it counts the clients, before the server has aggregated: "
-        "use check_val_every_n_epoch, which counts rounds"
-    ),
+    "val_check_interval": "check_val_every_n_epoch, which counts rounds: within a round nothing is aggregated yet",
 }
-"""What is wrong with options of the outer Trainer, beside those that an engine takes."""
-
-_FORMER_METRIC = re.compile(r"(novel_)?((?:accuracy|loss)/(?:mean|std|worst_decile|best|worst|lower|upper))")
-"""Names that metrics of the validation parts had in earlier versions."""
+"""What to use in the place of options of the outer Trainer, beside those that an engine takes."""
 
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
@@ -97,32 +74,11 @@ def refuse_callback(callback: Any, place: Place, call: str = "federate") -> None
         ConfigurationError: Names the callback and what to do in its place.
     """
     for kind in lightning_kinds(callback) & _REFUSED[place].keys():
-        raise ConfigurationError(_REFUSED[place][kind].format(name=type(callback).__name__, call=call))
-
-
-def check_callbacks(callbacks: Iterable[Any]) -> None:
-    """Refuse callbacks of the outer Trainer that could only fail or do nothing, and warn of one that logs nothing.
-
-    Those that watch a metric by its former name are among them.
-
-    Raises:
-        ConfigurationError: See :func:`refuse_callback`.
-    """
-    for callback in callbacks:
-        refuse_callback(callback, "Federation")
-        former = _FORMER_METRIC.fullmatch(str(getattr(callback, "monitor", "")))
-        if former:
-            raise ConfigurationError(
-                f"{type(callback).__name__} watches {former[0]!r}, which is called "
-                f"'{former[1] or ''}val_{former[2]}' now: give it monitor={(former[1] or '') + 'val_' + former[2]!r}"
-            )
-        if "LearningRateMonitor" in lightning_kinds(callback):
-            warnings.warn(
-                f"{type(callback).__name__} logs nothing: optimizers live in the clients' local fits. A module "
-                "given to federate may log its rate in training_step: self.log('lr', "
-                "self.optimizers().param_groups[0]['lr'])",
-                stacklevel=2,
-            )
+        name = type(callback).__name__
+        raise ConfigurationError(
+            f"{name} is for the steps and batches of a plain training run, and those of a federation are in its local "
+            f"fits: {_REFUSED[place][kind].format(name=name, call=call)}"
+        )
 
 
 def check_options(trainer: Any, call: str = "Federation") -> None:
@@ -136,25 +92,25 @@ def check_options(trainer: Any, call: str = "Federation") -> None:
     Raises:
         ConfigurationError: Says where each such option belongs.
     """
-    with_module = call != "Federation"
-    for name, value in _shortcuts(trainer, with_module):  # which set others, that are not to be named in their place
-        raise ConfigurationError(f"Trainer({name}={value}) {_OPTIONS[name].format(value=value, call=call)}")
-    _check_options_of_fits(trainer, call)
-    for name, value in _of_rounds(trainer, with_module):
-        raise ConfigurationError(f"Trainer({name}={value}) {_OPTIONS[name]}")
-    if with_module and type(trainer.profiler).__name__ != "PassThroughProfiler":
-        warnings.warn(
-            "Trainer(profiler=...) times rounds and local fits as a whole; what happens inside local fits is timed by "
-            f"{call}(..., engine=TrainerEngine(profiler=...))",
-            stacklevel=2,
+    with_module, validates = call != "Federation", trainer.limit_val_batches != 0
+    interval, seconds = getattr(trainer, "val_check_interval", 1.0), seconds_between_validations(trainer)
+    usual = seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0))
+    values = {
+        "fast_dev_run": with_module and trainer.max_steps != -1 and trainer.fast_dev_run,  # the engine has not taken it
+        "overfit_batches": trainer.overfit_batches,
+        "min_steps": trainer.min_steps,
+        "check_val_every_n_epoch": trainer.check_val_every_n_epoch == 0 and "0",
+        "reload_dataloaders_every_n_epochs": with_module and trainer.reload_dataloaders_every_n_epochs,
+        "val_check_interval": not usual and validates and (interval if seconds is None else f"{seconds} s"),
+    }
+    refused = {name: value for name, value in values.items() if value}
+    if not refused.keys() & {"fast_dev_run", "overfit_batches"}:  # which set others, not to be named in their place
+        _check_options_of_fits(trainer, call)
+    for name, value in refused.items():
+        raise ConfigurationError(
+            f"Trainer({name}={value}) means something else where a batch is a client and an epoch is a round: use "
+            f"{_OPTIONS[name].format(value=value, call=call)}"
         )
-
-
-def _shortcuts(trainer: Any, with_module: bool) -> Iterator[tuple[str, Any]]:
-    if with_module and trainer.fast_dev_run and trainer.max_steps != -1:  # the engine has not taken it over
-        yield "fast_dev_run", trainer.fast_dev_run
-    if trainer.overfit_batches:
-        yield "overfit_batches", trainer.overfit_batches
 
 
 def _check_options_of_fits(trainer: Any, call: str) -> None:
@@ -162,43 +118,22 @@ def _check_options_of_fits(trainer: Any, call: str) -> None:
     clipping, accumulated, most = trainer.gradient_clip_val or None, trainer.accumulate_grad_batches, trainer.max_steps
     with_module = call != "Federation"
     algorithm = trainer.gradient_clip_algorithm if with_module or clipping else None
+    limits = {name: getattr(trainer, name) for name in _LIMITS if with_module}
     given = {
         "gradient_clip_val": clipping,
         "gradient_clip_algorithm": getattr(algorithm, "value", None),
         "accumulate_grad_batches": None if accumulated == 1 else accumulated,
         "max_steps": None if most == -1 or trainer.fast_dev_run else most,  # which sets max_steps
-        **{name: _limit(getattr(trainer, name)) for name in _LIMITS if with_module},
+        # All and none mean the same of clients.
+        **{name: limit for name, limit in limits.items() if limit != 0 and not (type(limit) is float and limit == 1)},
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if not given:
-        return
-    options = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    clips = given.keys() <= {"gradient_clip_val", "gradient_clip_algorithm"} and not with_module
-    rounds = "; rounds are limited by max_epochs" if "max_steps" in given else ""
-    clients = " (FederatedLoop(cohort=...) and (eval_cohort=...) say how many clients a round trains and evaluates)"
-    raise ConfigurationError(
-        f"Trainer({options}) is about the gradients, batches or steps of local fits, which the clients take: leave it "
-        f"out there and give it to the engine, {call}(..., engine={'Sequential' if clips else 'Trainer'}Engine"
-        f"({options})){rounds}{clients if given.keys() & {*_LIMITS} else ''}"
-    )
-
-
-def _limit(value: int | float) -> int | float | None:
-    """A limit of batches that is one: all and none mean the same of clients."""
-    return None if value == 0 or (isinstance(value, float) and value == 1.0) else value
-
-
-def _of_rounds(trainer: Any, with_module: bool) -> Iterator[tuple[str, Any]]:
-    if trainer.min_steps is not None:
-        yield "min_steps", trainer.min_steps
-    if trainer.check_val_every_n_epoch == 0:
-        yield "check_val_every_n_epoch", 0
-    if with_module and trainer.reload_dataloaders_every_n_epochs:
-        yield "reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs
-    interval, seconds = getattr(trainer, "val_check_interval", 1.0), seconds_between_validations(trainer)
-    usual = seconds is None and (interval == 0 or (isinstance(interval, float) and interval == 1.0))
-    if not usual and trainer.limit_val_batches != 0:
-        yield "val_check_interval", interval if seconds is None else f"{seconds} s"
+    options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    if options:
+        raise ConfigurationError(
+            f"Trainer({options}) is about the gradients, batches or steps of local fits: leave it out there and "
+            f"give it to the engine, {call}(..., engine=TrainerEngine({options})) (every engine takes "
+            "gradient_clip_val). Rounds are limited by max_epochs, clients by FederatedLoop(cohort=...)"
+        )
 
 
 def check_strategy(trainer: Any) -> None:

@@ -18,7 +18,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.federation.outer_callbacks import check_callbacks, check_strategy, end_by_rounds
+from pfl_lightning.federation.outer_callbacks import check_strategy, end_by_rounds, refuse_callback
 from pfl_lightning.federation.preemption import Preemption
 from pfl_lightning.federation.saved_state import fingerprints
 from pfl_lightning.fit.context import RunFacts
@@ -193,7 +193,8 @@ def missing_callbacks(
         extra: Callbacks that the Trainer gets beside those that it has.
     """
     callbacks = [*trainer.callbacks, *extra]
-    check_callbacks(callbacks)
+    for callback in callbacks:
+        refuse_callback(callback, "Federation", "Federation")
     if trainer.state.fn != TrainerFn.FITTING:
         return []
     end_by_rounds(callbacks)

@@ -125,20 +125,16 @@ def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...], lab
             return _copy_of(make, input_shape)
         return build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        remedy = "an encoder is a class or function that takes input_shape and gives a module with out_features"
         if is_out_of_memory(error):
-            raise ConfigurationError(
-                f"the encoder {label} for inputs of shape {input_shape} does not fit into memory: make its layers "
-                f"smaller, or the inputs ({str(error).splitlines()[0] if str(error) else 'out of memory'})"
-            ) from error
-        if isinstance(error, ValueError) and not label.startswith("of the partner"):
-            if isinstance(error, ConfigurationError):
-                raise
-            raise ConfigurationError(str(error)) from error  # it says what is wrong with the encoder
-        reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
+            remedy = "it does not fit into memory: make its layers smaller, or the inputs"
         raise ConfigurationError(
-            f"the encoder {label} could not be made for inputs of shape {input_shape}: {reason}; an "
-            "encoder is a class or function that takes input_shape and gives a module with out_features"
+            f"the encoder {label} could not be made for inputs of shape {input_shape}: {_reason(error)}; {remedy}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
 
 
 def _copy_of(encoder: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
@@ -164,7 +160,11 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
         with torch_seed(0):
             found = encoder.eval()(samples)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise _failed_on(label, encoder, samples, error) from error
+        raise ConfigurationError(
+            f"the encoder {label} fails on inputs of shape {tuple(samples.shape)} and type {samples.dtype}: "
+            f"{_reason(error)}; inputs and parameters must be of one type, float32 (.float()), unless the encoder is "
+            "one of indices (nn.Embedding); the Trainer's precision converts both"
+        ) from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -177,20 +177,6 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
         )
 
 
-def _failed_on(label: str, encoder: nn.Module, samples: Tensor, error: Exception) -> ConfigurationError:
-    """Error about an encoder that fails on samples: the reason, or that its numbers are of another type."""
-    others = {p.dtype for p in encoder.parameters() if p.is_floating_point()} - {samples.dtype}
-    if others and (samples.is_floating_point() or "type" in str(error)):
-        return ConfigurationError(
-            f"the encoder {label} has parameters of {others.pop()}, and inputs are {samples.dtype}: give both as "
-            "float32 (encoder.float(); .float() in the Dataset, or in the data module's load), and choose the "
-            "precision by the Trainer (Trainer(precision='64-true'), 'bf16-mixed', ...); an encoder of indices begins "
-            "with nn.Embedding"
-        )
-    reason = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its stack
-    return ConfigurationError(f"the encoder {label} fails on inputs of shape {tuple(samples.shape)}: {reason}")
-
-
 def check_shared(clients: Sequence[FederatedClient], labels: Sequence[str]) -> None:
     """Check that the shared part is the same for all architectures.
 
@@ -198,36 +184,18 @@ def check_shared(clients: Sequence[FederatedClient], labels: Sequence[str]) -> N
         ConfigurationError: The shared part differs; the message names both architectures and the difference.
     """
     first, own = clients[0], _shapes(clients[0])
-    method = type(first).__name__
     for client, label in zip(clients[1:], labels[1:], strict=True):
         other = _shapes(client)
-        different = [name for name in {**own, **other} if own.get(name) != other.get(name)]
-        inside = [name for name in different if name.removeprefix("global_model.").startswith("encoder.")]
-        if inside:
-            name, shapes = inside[0], (own.get(inside[0]), other.get(inside[0]))
-            raise ConfigurationError(
-                f"{method} shares {', '.join(first.shared)}, which differs between {labels[0]} and {label} "
-                f"({len(inside)} tensors; the first: {name} has shape {shapes[0]} in one, {shapes[1]} in the other); "
-                "use one encoder for all clients, or a method that shares no encoder (LocalOnly, LGFedAvg, FD, FML, "
-                "FedKD, FedMD, KTpFL, FedProto, FedTGP, FedGH, FedClassAvg, DCPFL)"
-            )
-        if different and different[0].startswith("partner."):
-            raise ConfigurationError(
-                f"{method} needs one partner for all clients, which by default is like their own network: "
-                f"{different[0]} differs between {labels[0]} and {label}; give {method} a partner=, the name of an "
-                "encoder or what makes one"
-            )
-        widths = (width_of(first.encoder), width_of(client.encoder))
-        if widths[0] != widths[1] and (first.equal_features or different):
-            raise ConfigurationError(
-                f"{method} needs encoders with features of one width: {labels[0]} has {widths[0]}, {label} has "
-                f"{widths[1]}; give one of them a last linear layer (out_features), or use a method for which widths "
-                "may differ (LocalOnly, FD, FedMD, KTpFL, or FML and FedKD with a partner)"
-            )
+        found = [(name, own.get(name), other.get(name)) for name in {**own, **other}]
+        if first.equal_features:
+            found.append(("the features' width", width_of(first.encoder), width_of(client.encoder)))
+        different = [f"{name} is {one} in {labels[0]} and {two} in {label}" for name, one, two in found if one != two]
         if different:
             raise ConfigurationError(
-                f"{method} sends {different[0]}, which differs between {labels[0]} and {label}; use one encoder for "
-                "all clients, or a method that shares less"
+                f"{type(first).__name__} needs the same shapes in all architectures of what clients share, and "
+                f"{different[0]}: use one encoder for all clients; one partner= for all, where the method has one; "
+                "encoders with features of one width (a last linear layer, out_features); or a method that shares less "
+                "(LocalOnly, LGFedAvg, FD, FML, FedKD, FedMD, KTpFL, FedProto, FedTGP, FedGH, FedClassAvg, DCPFL)"
             )
 
 

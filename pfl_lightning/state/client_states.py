@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import warnings
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
-from pfl_lightning.state.row_storage import FileRows, MemoryRows, Rows, first_rows
+from pfl_lightning.state.row_storage import Rows, first_rows
 
 __all__ = ["ClientStates", "Journal", "spill_to_disk"]
 
@@ -56,8 +54,7 @@ class ClientStates:
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in initial.items()}
         self._rows: Rows | None = None  # made when first needed
         self._row_of: dict[int, int] = {}  # in the order of the rows
-        self._on_disk = False
-        self._folder: str | None = None
+        self._folder: str | None = None  # of the file, where the rows are in one
         self._journals: WeakSet[Journal] = WeakSet()  # each is kept for as long as a snapshot holds it
 
     def __len__(self) -> int:
@@ -66,7 +63,7 @@ class ClientStates:
     @property
     def on_disk(self) -> bool:
         """Whether the rows are stored in a file."""
-        return self._on_disk
+        return self._folder is not None
 
     def move_to_disk(self, folder: str | None = None) -> None:
         """Keep all rows in a file from now on, those already stored included.
@@ -77,8 +74,8 @@ class ClientStates:
         Raises:
             FederationError: The file cannot be made, or the disk is full.
         """
-        stored = self._stored()
-        self._rows, self._on_disk, self._folder = FileRows(self.initial, self.num_clients, folder), True, folder
+        stored, place = self._stored(), folder or tempfile.gettempdir()
+        self._rows, self._folder = Rows(self.initial, self.num_clients, place), place
         self._write(stored)
 
     def written(self, client: int) -> bool:
@@ -131,7 +128,7 @@ class ClientStates:
     @property
     def _room(self) -> Rows:
         if self._rows is None:
-            self._rows = MemoryRows(self.initial, self.num_clients)
+            self._rows = Rows(self.initial, self.num_clients)
         return self._rows
 
     @property
@@ -211,12 +208,12 @@ class ClientStates:
 
     # A file and its map cannot be copied as they are.
     def __getstate__(self) -> dict[str, Any]:
-        return {"content": self.state_dict(), "on_disk": self._on_disk, "folder": self._folder}
+        return {"content": self.state_dict(), "folder": self._folder}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         content = state["content"]
         self.__init__(content["initial"], content["num_clients"])  # type: ignore[misc]
-        if state["on_disk"]:
+        if state["folder"] is not None:
             self.move_to_disk(state["folder"])
         self.load_state_dict(content)
 
@@ -244,18 +241,7 @@ def spill_to_disk(limit_gb: float | None, stores: Sequence[ClientStates], folder
         >>> store.on_disk
         True
     """
-    most = sum(store.most_bytes for store in stores)
-    if limit_gb is None or most <= limit_gb * 1e9:
-        return
-    for store in stores:
-        if store.most_bytes:
-            store.move_to_disk(folder)
-    place = folder or tempfile.gettempdir()
-    free = shutil.disk_usage(place).free
-    if most > free:
-        warnings.warn(
-            f"the clients' state is stored in {place}, where {free / 1e9:.3g} GB are free; it grows with the clients "
-            f"that take part, to {most / 1e9:.3g} GB when all of them have. Give the Federation a spill_dir with more "
-            "free space unless few take part",
-            stacklevel=2,
-        )
+    if limit_gb is not None and sum(store.most_bytes for store in stores) > limit_gb * 1e9:
+        for store in stores:
+            if store.most_bytes:
+                store.move_to_disk(folder)

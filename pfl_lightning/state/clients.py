@@ -100,11 +100,6 @@ class GroupedStates:
         Raises:
             CheckpointError: Other clients, other architectures or another assignment of them.
         """
-        if state["num_clients"] != self.num_clients:
-            raise CheckpointError(
-                f"the checkpoint holds {state['num_clients']} clients, this federation has {self.num_clients}; "
-                "use the partition that the checkpoint was made with"
-            )
         found = [content["num_clients"] for content in state["stores"]]
         own = [store.num_clients for store in self.stores]
         if state["assignment"] != self._assignment or len(found) != len(own):

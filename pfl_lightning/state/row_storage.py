@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -13,94 +13,54 @@ from torch import Tensor
 from pfl_lightning.errors import FederationError
 from pfl_lightning.messages import State
 
-__all__ = ["FileRows", "MemoryRows", "Rows", "first_rows"]
+__all__ = ["Rows", "first_rows"]
 
 
-class Rows(ABC):
-    """Array for each name, with a row for every client that has one.
+class Rows:
+    """Array for each name, with a row for every client that has one: in memory, or in a temporary file.
 
     A row that was never written has no meaning, and costs neither memory nor disk.
 
+    The file is mapped into memory, of which the operating system caches as much as fits. It is sparse and has no name:
+    its space is free again as soon as the process ends, however it ends. It is read through the map and written by
+    write calls. On a full disk these fail with an error, whereas a write through the map would end the process by a
+    signal (SIGBUS).
+
+    Args:
+        like: One row, by name.
+        capacity: Greatest number of rows.
+        folder: Folder of the file; ``None`` keeps the rows in memory.
+
     Attributes:
         arrays: Arrays by name, (capacity, ...); read only, since :meth:`write` alone changes them.
-    """
-
-    arrays: dict[str, Tensor]
-
-    def write(self, name: str, first: int, values: Tensor) -> None:
-        """Store consecutive rows, from the row ``first`` on.
-
-        Raises:
-            ValueError: The values do not have the shape of rows.
-            FederationError: The disk is full.
-        """
-        if values.shape[1:] != self.arrays[name].shape[1:]:
-            raise ValueError(
-                f"{name} has shape {tuple(values.shape[1:])}, expected {tuple(self.arrays[name].shape[1:])}"
-            )
-        self._write(name, first, values)
-
-    @abstractmethod
-    def _write(self, name: str, first: int, values: Tensor) -> None: ...
-
-
-class MemoryRows(Rows):
-    """Rows in memory.
-
-    Args:
-        like: One row, by name.
-        capacity: Greatest number of rows.
 
     Raises:
-        FederationError: The operating system refuses to reserve the memory.
-    """
-
-    def __init__(self, like: State, capacity: int) -> None:
-        try:
-            # torch.empty does not touch the memory, so that it becomes resident row by row.
-            self.arrays = {name: torch.empty((capacity, *t.shape), dtype=t.dtype) for name, t in like.items()}
-        except RuntimeError as error:
-            raise FederationError(
-                f"no memory for the state of {capacity} clients ({_gigabytes(_size(like, capacity))}): {error}. "
-                "Set client_state_memory_gb of the Federation, beyond which the state is stored on disk"
-            ) from error
-
-    def _write(self, name: str, first: int, values: Tensor) -> None:
-        self.arrays[name][first : first + len(values)].copy_(values)
-
-
-class FileRows(Rows):
-    """Rows in one temporary file, mapped into memory, of which the operating system caches as much as fits.
-
-    The file is sparse and has no name: its space is free again as soon as the process ends, however it ends. It is read
-    through the map and written by write calls. On a full disk these fail with an error, whereas a write through the map
-    would end the process by a signal (SIGBUS).
-
-    Args:
-        like: One row, by name.
-        capacity: Greatest number of rows.
-        folder: Folder of the file; ``None`` is the system's folder for temporary files.
-
-    Raises:
-        FederationError: The file cannot be made.
+        FederationError: The memory cannot be reserved, or the file cannot be made.
     """
 
     def __init__(self, like: State, capacity: int, folder: str | None = None) -> None:
-        self._folder = folder or tempfile.gettempdir()
-        self._most = _size(like, capacity)
+        self._folder = folder
+        self._size = capacity * sum(t.numel() * t.element_size() for t in like.values())
+        try:
+            if folder is None:
+                # torch.empty does not touch the memory, so that it becomes resident row by row.
+                self.arrays = {name: torch.empty((capacity, *t.shape), dtype=t.dtype) for name, t in like.items()}
+            else:
+                self.arrays = self._map_file(like, capacity)
+        except (OSError, RuntimeError) as error:
+            raise self._failure(error) from error
+
+    def _map_file(self, like: State, capacity: int) -> dict[str, Tensor]:
         self._starts: dict[str, int] = {}
         end = 0
         for name, tensor in like.items():
             self._starts[name] = end
             size = capacity * tensor.numel() * tensor.element_size()
             end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        try:
-            self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  # open as long as the rows
-            self._file.truncate(end)
-            mapped = mmap.mmap(self._file.fileno(), end) if end else None
-        except OSError as error:
-            raise self._failure(error) from error
-        self.arrays = {
+        self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  # open as long as the rows
+        self._file.truncate(end)
+        mapped = mmap.mmap(self._file.fileno(), end) if end else None
+        return {
             name: torch.frombuffer(mapped, dtype=t.dtype, count=capacity * t.numel(), offset=self._starts[name]).view(
                 capacity, *t.shape
             )
@@ -109,8 +69,19 @@ class FileRows(Rows):
             for name, t in like.items()
         }
 
-    def _write(self, name: str, first: int, values: Tensor) -> None:
+    def write(self, name: str, first: int, values: Tensor) -> None:
+        """Store consecutive rows, from the row ``first`` on.
+
+        Raises:
+            ValueError: The values do not have the shape of rows.
+            FederationError: The disk is full.
+        """
         array = self.arrays[name]
+        if values.shape[1:] != array.shape[1:]:
+            raise ValueError(f"{name} has shape {tuple(values.shape[1:])}, expected {tuple(array.shape[1:])}")
+        if self._folder is None:
+            array[first : first + len(values)].copy_(values)
+            return
         plain = values.detach().to("cpu", array.dtype).contiguous().reshape(-1)
         data = plain.view(torch.uint8).numpy().data
         try:
@@ -120,15 +91,16 @@ class FileRows(Rows):
         except OSError as error:
             raise self._failure(error) from error
 
-    def _failure(self, error: OSError) -> FederationError:
-        try:
-            free = f", {_gigabytes(shutil.disk_usage(self._folder).free)} are free"
-        except OSError:
-            free = ""
+    def _failure(self, error: OSError | RuntimeError) -> FederationError:
+        free = ""
+        with suppress(OSError):
+            free = f", {shutil.disk_usage(self._folder).free / 1e9:.3g} GB are free" if self._folder else ""
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         return FederationError(
-            f"the clients' state cannot be stored in {self._folder}: {error.strerror or error} (it can grow to "
-            f"{_gigabytes(self._most)}{free}). Give the Federation a spill_dir with more free space, or a "
-            "client_state_memory_gb that keeps the state in memory; a checkpoint of the run can be resumed with either"
+            f"the clients' state cannot be stored in {self._folder or 'memory'}: {reason} (it can grow to "
+            f"{self._size / 1e9:.3g} GB{free}). Give the Federation a spill_dir with more free space, or another "
+            "client_state_memory_gb, the limit of what is kept in memory; a checkpoint of the run can be resumed with "
+            "either"
         )
 
 
@@ -148,11 +120,3 @@ def first_rows(array: Tensor, count: int) -> Tensor:
         return array.new_empty((count, *array.shape[1:]))
     data = array[:count].reshape(-1).view(torch.uint8).numpy()
     return torch.frombuffer(data, dtype=array.dtype).view(count, *array.shape[1:])
-
-
-def _size(like: State, capacity: int) -> int:
-    return capacity * sum(t.numel() * t.element_size() for t in like.values())
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3g} GB"

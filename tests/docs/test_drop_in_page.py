@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -15,7 +14,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from pfl_lightning import TrainerEngine
 from pfl_lightning.drop_in.outer.handed_in import _NONE_OUTSIDE, HandedOptions, sort_callbacks
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.outer_callbacks import check_callbacks, check_options
+from pfl_lightning.federation.outer_callbacks import check_options, refuse_callback
 from pfl_lightning.methods import ADAPTER_METHODS
 from pfl_lightning.methods import METHODS as PLAIN_METHODS
 
@@ -120,9 +119,8 @@ def test_a_callback_is_where_the_table_says(name):
     callback._make_pruning_permanent = True
     says = CALLBACKS[name]
     if says.startswith("refused"):
-        refuse = partial(sort_callbacks, gives_trainer=True) if "local_callbacks" in says else check_callbacks
         with pytest.raises(ConfigurationError, match=name):
-            refuse([callback])
+            sort_callbacks([callback], True) if "local_callbacks" in says else refuse_callback(callback, "Federation")
         return
     inside = sort_callbacks([callback], gives_trainer=True)
     assert inside == ([callback] if says.startswith("inside") else [])

@@ -221,7 +221,7 @@ def test_a_resumed_run_with_another_schedule_is_told(tmp_path):
     method = partial(FedAvg, epochs=1, lr_scheduler=HALVED)
     play(tmp_path, 1, partial(method, schedule="restart"))
     saved = tmp_path / "last.ckpt"
-    with pytest.warns(UserWarning, match="trained with schedule='restart' of the learning rate, this run has 'rounds'"):
+    with pytest.warns(UserWarning, match="made with schedule 'restart', this run has 'rounds'"):
         play(tmp_path, 2, method, ckpt_path=str(saved))
 
 

@@ -178,10 +178,7 @@ def test_a_network_that_cannot_be_made():
 
 
 def test_different_architectures_need_a_partner_of_their_own():
-    expected = (
-        r"Apart needs one partner for all clients, which by default is like their own network: partner\.\S+ differs "
-        r"between tiny_encoder and linear_encoder; give Apart a partner="
-    )
+    expected = r"Apart needs .* partner\.\S+ is .* in tiny_encoder and .* in linear_encoder.*one partner= for all"
     with pytest.raises(ConfigurationError, match=expected):
         run(METHOD, 1, encoder=[tiny_encoder, linear_encoder])
 

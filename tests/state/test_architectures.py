@@ -140,32 +140,29 @@ def test_one_encoder_twice_is_two_architectures():
 
 @pytest.mark.parametrize("method", [LGFedAvg, FedProto, FedGH, FedClassAvg, DCPFL], ids=lambda m: m.__name__)
 def test_features_of_different_widths_are_refused(method):
-    expected = rf"{method.__name__} needs encoders with features of one width: tiny_encoder has 4, wide_encoder has 9"
+    expected = rf"{method.__name__} needs .* is \(?.*4.* in tiny_encoder and \(?.*9.* in wide_encoder"
     with pytest.raises(ConfigurationError, match=expected):
         set_up(method, [tiny_encoder, wide_encoder])
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedPer], ids=lambda m: m.__name__)
 def test_different_encoders_cannot_be_shared(method):
-    differs = (
-        r"differs between tiny_encoder and other_encoder \(3 tensors; the first: encoder\.0\.weight has shape \(5, 6\)"
-    )
-    with pytest.raises(ConfigurationError, match=rf"{method.__name__} shares encoder\.\*.*, which {differs}"):
+    differs = r"encoder\.0\.weight is \(5, 6\) in tiny_encoder and .* in other_encoder"
+    with pytest.raises(ConfigurationError, match=rf"{method.__name__} needs .*{differs}"):
         set_up(method, BOTH)
 
 
 @pytest.mark.parametrize("method", [APFL, Ditto], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("other", [other_encoder, wide_encoder])
 def test_a_second_network_that_is_shared_is_named(method, other):
-    """Features of one width would not do."""
-    message = rf"{method.__name__} shares global_model\.\*, which differs between .* use one encoder for all clients"
+    message = rf"{method.__name__} needs .* global_model\.\S+ is .* use one encoder for all clients"
     with pytest.raises(ConfigurationError, match=message):
         set_up(method, [tiny_encoder, other])
 
 
 @pytest.mark.parametrize("method", [FML, FedKD], ids=lambda m: m.__name__)
 def test_a_partner_is_advised_whatever_the_widths(method):
-    with pytest.raises(ConfigurationError, match=f"give {method.__name__} a partner="):
+    with pytest.raises(ConfigurationError, match=f"{method.__name__} .*one partner= for all"):
         set_up(method, [tiny_encoder, wide_encoder])
     set_up(partial(method, partner=tiny_encoder), [tiny_encoder, wide_encoder])
 
@@ -206,9 +203,12 @@ def test_an_encoder_that_does_not_do_is_refused(encoder, message, place):
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (lambda shape: tiny_encoder(shape).double(), r"has parameters of torch.float64, and inputs are torch.float32"),
-        (lambda shape: tiny_encoder((9,)), r"fails on inputs of shape \(2, 6\): .*cannot be multiplied \(2x6 and 9x"),
-        (make(lambda f: f.reshape(7, 7)), r"Wrong fails on inputs of shape \(2, 6\): shape '\[7, 7\]'"),
+        (lambda shape: tiny_encoder(shape).double(), r"type torch.float32: .*must be of one type, float32"),
+        (
+            lambda shape: tiny_encoder((9,)),
+            r"fails on inputs of shape \(2, 6\) .*cannot be multiplied \(2x6",
+        ),
+        (make(lambda f: f.reshape(7, 7)), r"Wrong fails on inputs of shape \(2, 6\) and .*: shape '\[7, 7\]'"),
     ],
     ids=["other precision", "other width", "error in forward"],
 )
@@ -263,7 +263,7 @@ class TestGroupedStates:
     @pytest.mark.parametrize(
         ("initials", "groups", "message"),
         [
-            (initials, (1, 0, 1), "holds 4 clients, this federation has 3"),
+            (initials, (1, 0, 1), "assigns its architectures to"),
             (initials, (1, 0, 1, 0), r"assigns its architectures to \[1, 3\] clients, this federation to \[2, 2\]"),
             (initials, (1, 1, 0, 1), r"to \[1, 3\] clients, this federation to \[1, 3\], and not to the same ones"),
             ((*initials, {}), groups, "assigns its architectures"),

@@ -143,11 +143,11 @@ def wider_encoder(input_shape):
 OTHERS = {
     "another assignment": (ByClient(BOTH, [0, 1, 0, 1, 1]), "assigns its architectures to"),
     "swapped": (BOTH[::-1], "of another encoder"),
-    "the first alone": (tiny_encoder, "of another encoder: models.1"),
-    "one more": ([*BOTH, tiny_encoder], "of another encoder: models.2"),
+    "the first alone": (tiny_encoder, "of another encoder, .*: the shape of models.1"),
+    "one more": ([*BOTH, tiny_encoder], "of another encoder, .*: the shape of models.2"),
     "another second": (
         [tiny_encoder, wider_encoder],
-        r"of another encoder: models.1.encoder.0.weight has shape \(7, 6\)",
+        r"the shape of models.1.encoder.0.weight is \(7, 6\)",
     ),
 }
 
