@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -16,15 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from pfl_lightning.checks import check_number
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import magnitude
 from pfl_lightning.state.image import Snapshot
 
-__all__ = ["Learner", "Objective", "all_finite", "check_room", "warn_of_taken_back"]
-
-COPIES = 5
-"""Copies of a network in memory while it learns: itself, its gradient and its momentum; and network and momentum as
-they were, to take back the steps or to undo the round."""
+__all__ = ["Learner", "Objective", "all_finite", "warn_of_taken_back"]
 
 Objective = Callable[[], Tensor]
 """Computes the scalar that a step descends, from the network as it is then."""
@@ -120,11 +113,6 @@ class Learner(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Learner:
         """Move the network and the optimizer's state, in single precision at least."""
-        there = fn(next(self.network.parameters()).new_empty(0))
-        if there.device != self.device and there.device.type != "cpu":
-            number = sum(parameter.numel() for parameter in self.network.parameters())
-            advice = "train on the CPU (accelerator='cpu') or take a smaller network"
-            check_room("The server's network", number, advice, there.dtype, there.device)
 
         def moved(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
@@ -149,59 +137,6 @@ class Learner(nn.Module):
         """
         configured = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**copy.deepcopy(state), "param_groups": configured})
-
-
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Memory in bytes that a container's processes may have, or ``max``."""
-
-
-def memory_of(device: torch.device) -> tuple[str, float] | None:
-    """Whose memory a network on a device takes, and its size in GB; ``None`` where the system does not tell."""
-    if device.type == "cuda":
-        with suppress(RuntimeError, AssertionError):
-            return "the GPU", torch.cuda.mem_get_info(device)[1] / 1e9
-        return None
-    found = []
-    with suppress(AttributeError, ValueError, OSError):
-        found.append(("this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9))
-    with suppress(ValueError, OSError):
-        found.append(("this container", int(CGROUP_LIMIT.read_text()) / 1e9))
-    return min(found, key=lambda one: one[1], default=None)
-
-
-def check_room(
-    what: str,
-    parameters: int,
-    advice: str,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-) -> str:
-    """Refuse a network that, while it learns, is larger than the memory there is; called before it is built or moved.
-
-    Args:
-        what: The network, as the beginning of a sentence.
-        parameters: Number of its parameters.
-        advice: What to do.
-        dtype: Type of the numbers of the clients' models; the server's are in single precision at least.
-        device: Device that the network is to be on; ``None`` is the CPU.
-
-    Returns:
-        How large it is, as a sentence.
-
-    Raises:
-        ConfigurationError: Says how large it would be, and how much memory there is.
-
-    Example:
-        >>> from pfl_lightning.learner import check_room
-        >>> check_room("The hypernetwork", 1_000_000, "generate less")
-        'The hypernetwork has 1,000,000 parameters, 0.004 GB, and takes 0.020 GB of memory while it learns'
-    """
-    size = parameters * torch.promote_types(dtype, torch.float32).itemsize / 1e9
-    needed, memory = COPIES * size, memory_of(device or torch.device("cpu"))
-    said = f"{what} has {parameters:,} parameters, {size:,.3f} GB, and takes {needed:,.3f} GB of memory while it learns"
-    if memory is not None and needed > memory[1]:
-        raise ConfigurationError(f"{said}; {memory[0]} has {memory[1]:,.1f} GB: {advice}")
-    return said
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

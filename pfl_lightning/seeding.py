@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -184,21 +184,12 @@ def torch_seed(seed: int, *, python: bool = False) -> Iterator[None]:
         True
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    before = (random.getstate(), np.random.get_state()) if python else None  # noqa: NPY002  (transforms draw from it)
-    try:
-        with torch.random.fork_rng(devices=devices):
-            if before is not None:
-                random.seed(seed)
-                np.random.seed(seed % 2**32)  # noqa: NPY002
-            if _has_accelerator():
-                torch.manual_seed(seed)
-            else:  # the same on the CPU, without the formatting of a stack that torch keeps for a GPU that may come
-                torch.default_generator.manual_seed(seed)
-            yield
-    finally:
-        if before is not None:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
+    with torch.random.fork_rng(devices=devices), python_seed(seed) if python else nullcontext():
+        if _has_accelerator():
+            torch.manual_seed(seed)
+        else:  # the same on the CPU, without the formatting of a stack that torch keeps for a GPU that may come
+            torch.default_generator.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -206,21 +206,9 @@ class Aggregator(nn.Module):
         if stores:
             destination[f"{prefix}{CLIENT_STATES}"] = [store.state_dict() for store in stores]
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        stores, key = self.client_states(), f"{prefix}{CLIENT_STATES}"
-        saved = state_dict.get(key, [])
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        stores, saved = self.client_states(), state_dict.pop(f"{prefix}{CLIENT_STATES}", [])
+        super()._load_from_state_dict(state_dict, prefix, *args)
         if len(saved) != len(stores):
             raise CheckpointError(
                 f"the checkpoint holds {len(saved)} client states of the server, {type(self).__name__} has "
@@ -228,8 +216,6 @@ class Aggregator(nn.Module):
             )
         for store, content in zip(stores, saved, strict=True):
             store.load_state_dict(content)
-        if key in unexpected_keys:
-            unexpected_keys.remove(key)
 
     def check_not_checkpointed(self) -> None:
         """Refuse content of Python attributes that outlasts a round, since checkpoints do not save it.

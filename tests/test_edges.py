@@ -114,25 +114,6 @@ def test_options_of_the_trainer_on_gradients_are_sent_to_the_engine(options, eng
         run(FedAvg, **options)
 
 
-@pytest.mark.parametrize(
-    ("change", "advice"),
-    [
-        ({"labels": [[0, 1], [2]]}, "client 1 has 1 training item .*, whatever the batch_size: give it more"),
-        (
-            {"labels": [[0, 1], [2]], "batch_size": 1},
-            "client 0 has 2 training items in batches of 1.* give it more",
-        ),
-    ],
-    ids=["one sample", "batches of one"],
-)
-def test_advice_on_batches_of_one_sample_names_no_drop_last_that_would_leave_none(change, advice):
-    with pytest.raises(
-        ConfigurationError, match=f"cannot train on a batch of one item in phase 'fit', and {advice}"
-    ) as caught:
-        run(FedAvg, data=Toy(**change), cohorts=[[0, 1]], encoder=normed_encoder)
-    assert "drop_last" not in str(caught.value)
-
-
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 def test_a_phase_that_trains_nothing_is_refused(engine):
     class Misspelt(FedAvg):

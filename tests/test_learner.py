@@ -8,9 +8,8 @@ from _helpers.resume import play
 from _helpers.toy import assert_same, run, whole_state
 from torch import nn
 
-from pfl_lightning import learner as learner_module
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.learner import Learner, check_room
+from pfl_lightning.learner import Learner
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.image import Snapshot
@@ -154,42 +153,6 @@ def test_within_a_round_no_second_copy_is_made(monkeypatch):
     learner.learn(squares(learner, 1), 1, "")
     assert len(made) == len([*learner.network.parameters()]) * 2  # and the momentum
     del round_begins
-
-
-# ------------------------------------------------------------------ whether there is room for it
-
-
-def test_the_room_is_that_of_the_machine_or_of_the_container(monkeypatch, tmp_path):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(learner_module, "CGROUP_LIMIT", limit)
-    monkeypatch.setattr(learner_module.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 30_000}.__getitem__)
-    assert "takes 0.020 GB" in check_room("It", 10**6, "")
-    with pytest.raises(ConfigurationError, match=r"takes 0.040 GB of memory while it learns; this machine has 0.0 GB"):
-        check_room("It", 10**6, "", torch.float64)
-    limit.write_text("max\n")
-    assert "0.020 GB" in check_room("It", 10**6, "", torch.bfloat16)  # single precision at least
-    limit.write_text("15000000\n")
-    with pytest.raises(ConfigurationError, match=r"this container has .* GB: be modest"):
-        check_room("It", 10**6, "be modest")
-    limit.unlink()
-    monkeypatch.delattr(learner_module.os, "sysconf")
-    assert "0.020 GB" in check_room("It", 10**6, "")
-
-
-def test_the_room_on_a_gpu_is_that_of_the_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 15_000_000))
-    with pytest.raises(ConfigurationError, match=r"the GPU has 0\.0 GB"):
-        check_room("It", 10**6, "", device=torch.device("cuda"))
-    assert "0.010 GB" in check_room("It", 10**6 // 2, "", device=torch.device("cuda"))
-
-
-def test_a_learner_that_does_not_fit_a_device_stays_where_it_is(monkeypatch):
-    learner = make()
-    monkeypatch.setattr(learner_module, "memory_of", lambda device: (f"the device {device}", 1e-9))
-    with pytest.raises(ConfigurationError, match=r"network has 3 parameters.*; the device meta has 0.0 GB"):
-        learner.to("meta")
-    assert learner.device.type == "cpu"
-    learner.to(torch.float64).to("cpu")
 
 
 # ------------------------------------------------------------------ in a federation

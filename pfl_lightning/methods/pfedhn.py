@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.learner import Learner, check_room
+from pfl_lightning.learner import Learner
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.server import Aggregator
@@ -165,10 +165,11 @@ class PFedHNAggregator(Aggregator):
         self.steps, generated = client.server_steps, sum(t.numel() for t in theta.values())
         width = client.embedding_size or 1 + num_clients // 4
         sizes = (num_clients, width, client.hidden_size, client.hidden_layers)
-        advice = "generate less (personal_head=True, a smaller encoder) or lower hidden_size"
-        what = f"The hypernetwork of {generated:,} numbers"
-        dtype = next(iter(theta.values())).dtype
-        rank_zero_info(check_room(what, Hypernetwork.size(*sizes, generated), advice, dtype))
+        size = Hypernetwork.size(*sizes, generated)
+        rank_zero_info(  # itself, gradient, momentum, and the copies by which steps and rounds are undone
+            f"The hypernetwork of {generated:,} numbers has {size:,} parameters, and takes {20 * size / 1e9:,.3f} GB "
+            "of memory while it learns; personal_head=True, a smaller encoder or a smaller hidden_size need less"
+        )
         sgd = partial(
             torch.optim.SGD,
             lr=client.server_lr,
