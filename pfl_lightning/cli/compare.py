@@ -19,7 +19,6 @@ from pfl_lightning.report.significance import CAVEAT
 from pfl_lightning.report.writing import FORMATS, Report
 from pfl_lightning.runs.reading import find_runs, read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
-from pfl_lightning.state.files import explain_folder, make_folder
 
 __all__ = ["compare", "compare_parser", "tensorboard"]
 
@@ -52,9 +51,8 @@ def compare(args: Sequence[str]) -> None:
     report = Report(tuple(rows), settings)
     _print(report)
     forms = list(dict.fromkeys(options.format))
-    make_folder(options.output, "--output")
-    with explain_folder(options.output, "--output"):
-        written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
+    options.output.mkdir(parents=True, exist_ok=True)
+    written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
     print(f"Saved {options.output}/{', '.join(path.name for path in written)}")
 
 

@@ -28,7 +28,7 @@ from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newe
 from pfl_lightning.runs.folder import RunFolder, of_a_run
 from pfl_lightning.state.checkpoints.best_round import BestRound, LastRound
 from pfl_lightning.state.checkpoints.export import export_clients
-from pfl_lightning.state.files import make_folder, replace_file
+from pfl_lightning.state.files import replace_file
 
 __all__ = ["FederatedTrainer", "SaveConfig", "SlurmCommand", "place_callbacks"]
 
@@ -52,7 +52,7 @@ class FederatedTrainer(L.Trainer):
         datamodule.prepare_data()
         datamodule.setup("fit")
         folder = Path(output or self.default_root_dir)
-        make_folder(folder, "--output" if output else "--run_dir")
+        folder.mkdir(parents=True, exist_ok=True)
         counts = datamodule.class_counts()
         groups = datamodule.client_groups
         unlabeled = datamodule.unlabeled_sizes
@@ -83,7 +83,7 @@ class FederatedTrainer(L.Trainer):
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
         assert output is not None
-        make_folder(Path(output), "--output")
+        Path(output).mkdir(parents=True, exist_ok=True)
         chosen = None if clients is None else list(dict.fromkeys(clients))
         unknown = [client for client in chosen or () if not 0 <= client < datamodule.num_clients]
         if unknown or chosen == []:

@@ -16,7 +16,7 @@ from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.changes import NEAREST, OF_RUNS, check_seed, diff, distance, evaluated_otherwise, in_words
 from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.state.files import explain_folder, explain_full_disk, explain_output, make_folder
+from pfl_lightning.state.files import explain_full_disk, explain_output
 
 __all__ = [
     "NO_SETTING",
@@ -55,11 +55,10 @@ class RunFolder:
         versions = self.versions()
         number = int(versions[-1].name.removeprefix("version_")) + 1 if versions else 0
         while True:
-            make_folder(self.base, "--run_dir")
+            self.base.mkdir(parents=True, exist_ok=True)
             path = self.base / f"version_{number}"
             try:
-                with explain_folder(path, "--run_dir"):
-                    path.mkdir()
+                path.mkdir()
                 return path
             except FileExistsError:
                 number += 1
@@ -175,8 +174,7 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
         RunLockedError: Another process trains this run.
         DiskFullError: The disk became full, and no file of the run was named.
     """
-    with explain_folder(runs.base, "--run_dir"):
-        folder, first = known, not runs.base.exists()
+    folder, first = known, not runs.base.exists()
     try:
         with explain_full_disk(folder or runs.base):
             folder = folder or runs.new()

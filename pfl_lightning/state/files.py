@@ -14,11 +14,9 @@ from pathlib import Path
 from pfl_lightning.errors import DiskFullError, FederationError
 
 __all__ = [
-    "explain_folder",
     "explain_full_disk",
     "explain_output",
     "file_below",
-    "make_folder",
     "replace_file",
     "size_text",
 ]
@@ -62,53 +60,6 @@ def explain_full_disk(path: str | Path, partial: Path | None = None) -> Iterator
             f"{path} cannot be written ({reason}): {needs}{_free(Path(path))}. Files that were there before are "
             "as they were; make room, then go on from the last checkpoint"
         ) from error
-
-
-@contextmanager
-def explain_folder(folder: Path, option: str) -> Iterator[None]:
-    """Inside, an error of making a folder, or of writing below it, says so and names the option to change.
-
-    Args:
-        folder: The folder.
-        option: The option that names it.
-
-    Raises:
-        OSError: Of the same kind, with a sentence. That of an exhausted disk, or of a file elsewhere, stays as it is.
-    """
-    try:
-        yield
-    except OSError as error:
-        path = file_below(error, folder)
-        if error.errno in FULL or path is None:
-            raise
-        raise _unusable(error, folder, option, f": {path}" if path != folder else "") from error
-
-
-def _unusable(error: OSError | ValueError, folder: Path, option: str, at: str = "") -> OSError | ValueError:
-    reason = f"{error.strerror}{at}" if isinstance(error, OSError) else str(error)  # ValueError: of a null character
-    named = str(folder) if str(folder).isprintable() else repr(str(folder))
-    return type(error)(
-        f"the folder {named} cannot be made or written ({reason}): give another {option}, or make it a folder that may "
-        "be written"
-    )
-
-
-def make_folder(folder: Path, option: str) -> None:
-    """Make a folder, and those above it, if it is not there.
-
-    Args:
-        folder: The folder.
-        option: The option that names it.
-
-    Raises:
-        OSError: It cannot be made; says so and names the option.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # of a folder above it, too
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise
-        raise _unusable(error, folder, option) from error
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pfl_lightning.cli.commands import WordParser, whole_number
 from pfl_lightning.cli.names import NEAR, OTHER_NAMES, nearest_flag, nearest_option
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
-from pfl_lightning.state.files import explain_folder, explain_full_disk
+from pfl_lightning.state.files import explain_full_disk
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.reader import read_study
 
@@ -123,7 +123,7 @@ def _conduct(path: Path, arguments: argparse.Namespace, argv: list[str]) -> None
     console = Console()
     console = console if console.is_terminal else Console(width=160, soft_wrap=True)
     conductor = Conductor(found, output, arguments, argv, console)
-    with explain_full_disk(output), explain_folder(output, "--output"):
+    with explain_full_disk(output):
         if arguments.report_only:
             conductor.report_only()
         elif arguments.check:

@@ -96,17 +96,15 @@ def test_what_to_do_stands_below(capsys, words, hint):
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    "words",
     [
-        ("fit --config config.yaml --run_dir empty.yaml/run", "--run_dir"),
-        ("fit --config config.yaml --run_dir empty.yaml", "--run_dir"),
-        ("partition --config config.yaml --output empty.yaml/folder", "--output"),
+        "fit --config config.yaml --run_dir empty.yaml/run",
+        "fit --config config.yaml --run_dir empty.yaml",
+        "partition --config config.yaml --output empty.yaml/folder",
     ],
 )
-def test_a_folder_that_cannot_be_made(words, option):
-    with pytest.raises(
-        SystemExit, match=rf"the folder empty\.yaml\S* cannot be made or written .* give another {option}"
-    ):
+def test_a_folder_that_cannot_be_made(words):
+    with pytest.raises(SystemExit, match=r"^pfl: \[Errno \d+\] (Not a directory|File exists): '?empty\.yaml"):
         main(words.split())
 
 
