@@ -84,7 +84,7 @@ def test_what_is_no_method(method, message):
 
 def test_a_client_in_place_of_its_class():
     made = FedPAC(tiny_encoder((6,)), 4)
-    with pytest.raises(ConfigurationError, match=r"got a FedPAC that is made already.* or partial\(FedPAC, lr=0\.1\)"):
+    with pytest.raises(ConfigurationError, match=r"a partial of one .*; got FedPAC"):
         Federation(made, tiny_encoder)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from inspect import Signature, signature
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import lightning as L
 from torch import Tensor, nn
@@ -27,22 +26,6 @@ class Declarations(L.LightningModule):
 
     A loss term that does not exist is refused, and so is one that a phase does not name: it would train silently.
     """
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Refuse hyper-parameters alone, where a federation gives the rest (copies are made without any).
-
-        Raises:
-            ConfigurationError: Says how to write it.
-        """
-        own = signature(cls.__init__).parameters
-        required = "encoder" in own and own["encoder"].default is Signature.empty
-        if required and options and not args and "encoder" not in options:
-            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            raise ConfigurationError(
-                f"{cls.__name__}({given}) lacks encoder and num_classes, which a federation gives it: write "
-                f"functools.partial({cls.__name__}, {given})"
-            )
-        return super().__new__(cls)
 
     shared: tuple[str, ...] = ("encoder.*", "head.*")
     """Patterns of the parameters and buffers that clients and server exchange; the others are personal."""
@@ -97,29 +80,13 @@ class Declarations(L.LightningModule):
         """Names that match one of a method's patterns, such as ``encoder.*``.
 
         Raises:
-            ConfigurationError: A pattern matches none of them; the message says so if what it names is frozen. Or the
-                patterns are one string.
+            ConfigurationError: A pattern matches none of them, or the patterns are one string.
         """
         if self.user_module is not None:
             return self.user_module.match(names, patterns)
         if isinstance(patterns, str):
             check_names(f"patterns of {type(self).__name__} (shared, heads, fixed)", patterns)
-        try:
-            return list(matching(tuple(names), tuple(patterns)))
-        except ConfigurationError:
-            self._check_not_frozen(patterns)
-            raise
-
-    def _check_not_frozen(self, patterns: Sequence[str]) -> None:
-        """Say of a pattern that names frozen parameters alone why it finds none that train."""
-        every = [name for name, _ in self.named_parameters()]
-        for pattern in patterns:
-            found = {name for name in every if fnmatchcase(name, pattern)}
-            if found and found <= self.frozen:
-                raise ConfigurationError(
-                    f"{type(self).__name__} trains what {pattern!r} names, and all of it is frozen "
-                    "(requires_grad=False): let some of it train, or use another method, such as FedAvg or LocalOnly"
-                ) from None
+        return list(matching(tuple(names), tuple(patterns)))
 
     def trained_names(self, phase: Phase) -> set[str]:
         """Names of the parameters that train in a phase; not those that are frozen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,6 @@ __all__ = ["Evaluation", "Scores", "summarize_scores", "warn_if_not_finetuned"]
 
 Scores = Mapping[int, EvalMetrics]
 """Metrics of each client, by its number."""
-
-Summarize = Callable[[str, Scores], dict[str, float]]
-"""Gives metrics over clients by name, from a prefix of the names and the metrics of each client."""
 
 
 @dataclass
@@ -89,8 +86,7 @@ class Evaluation:
                 "leave the order of the data module's loaders as it is"
             )
         self.left -= 1
-        if result.finetune_failures is not None:
-            warn_if_not_finetuned(result.finetune_failures)
+        if warn_if_not_finetuned(result.finetune_failures):
             self.finetune_failures.append(client)
         if result.validation is not None:
             self.validation_scores[client] = result.validation
@@ -101,31 +97,25 @@ class Evaluation:
         """Drop the evaluations under way; the scores so far stay."""
         self._results = iter(())
 
-    def close(self, novel: Iterable[int], summarize: Summarize) -> None:
-        """Summarize the scores: ``val_accuracy/*`` of the validation parts, ``test_accuracy/*`` of the test parts.
+    def close(self, federation: Federation) -> None:
+        """Summarize the scores, and log them; outside of a fit to the loggers, too.
 
-        Args:
-            novel: Clients that never train; they are summarized apart, as ``novel_val_accuracy/*`` and so on.
-            summarize: Gives the metrics of some clients.
+        ``val_accuracy/*`` is of the validation parts, ``test_accuracy/*`` of the test parts; clients that never train
+        are summarized apart, as ``novel_val_accuracy/*`` and so on. During a fit the loop logs the summary against the
+        round; Lightning would count local fits.
         """
-        self.is_closed, apart = True, set(novel)
+        self.is_closed, apart = True, set(federation.data.novel)
         for part, scores in (("val_", self.validation_scores), ("test_", self.test_scores)):
             trained = {client: score for client, score in scores.items() if client not in apart}
             others = {client: score for client, score in scores.items() if client in apart}
             for prefix, group in ((part, trained), (f"novel_{part}", others)):
                 if group:
-                    self.summary |= summarize(prefix, group)
-
-    def log(self, federation: Federation) -> None:
-        """Log the summary, outside of a fit to the loggers, too.
-
-        During a fit the loop logs it against the round; Lightning would count local fits.
-        """
+                    self.summary |= federation.summary_of(prefix, group)
         outside = federation.trainer.state.fn != TrainerFn.FITTING
         if outside and federation.has_trained:  # Lightning logs against this, which it does not know of a loaded model
             set_batches_that_stepped(federation.trainer, federation.round)
-        scores = (*self.validation_scores.values(), *self.test_scores.values())
-        in_bar = {name for score in scores for name in score.progress_bar_names}
+        every = (*self.validation_scores.values(), *self.test_scores.values())
+        in_bar = {name for score in every for name in score.progress_bar_names}
         to = None if outside else False  # of True Lightning would warn where there is no logger
         for name, value in self.summary.items():  # names may have the number of a loader already
             federation.log(name, value, name in in_bar, logger=to, batch_size=1, add_dataloader_idx=False)
@@ -159,7 +149,8 @@ def summarize_scores(prefix: str, scores: Scores, *, has_loss: bool = True) -> d
     return values
 
 
-def warn_if_not_finetuned(error: ClientError | None) -> None:
-    """Warn that a client was evaluated without the fine-tuning of its method."""
+def warn_if_not_finetuned(error: ClientError | None) -> bool:
+    """Return whether a client was evaluated without the fine-tuning of its method, after a warning that says why."""
     if error is not None:
         warnings.warn(f"evaluated without fine-tuning: {error}", stacklevel=3)
+    return error is not None

@@ -12,10 +12,11 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, EvaluationTask, FitEnvironment, SequentialEngine
-from pfl_lightning.errors import FederationError
+from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import own_models, saved_state, set_up
 from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
 from pfl_lightning.federation.loop import RoundLoop
@@ -87,7 +88,12 @@ class Federation(L.LightningModule):
         spill_dir: str | None = None,
     ) -> None:
         super().__init__()
-        set_up.check_arguments(engine, seed, client_state_memory_gb)
+        if engine is not None and not isinstance(engine, Engine):
+            raise ConfigurationError(f"engine must be an engine, such as VectorizedEngine(), got {engine!r}")
+        if seed is not None:
+            check_seed("seed", seed)
+        if client_state_memory_gb is not None:
+            check_number("client_state_memory_gb", client_state_memory_gb)
         self.method_factory, self._assignment = set_up.checked_method(method), as_assignment(encoder)
         self.automatic_optimization = False
         self.engine = engine or SequentialEngine()
@@ -316,8 +322,7 @@ class Federation(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log ``val_accuracy/*`` of the validation parts and ``test_accuracy/*`` of the test parts."""
         if not self.evaluation.is_closed:
-            self.evaluation.close(self.data.novel, self.summary_of)
-            self.evaluation.log(self)
+            self.evaluation.close(self)
 
     on_test_epoch_end = on_validation_epoch_end
 

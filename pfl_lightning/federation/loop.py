@@ -82,7 +82,6 @@ class RoundLoop(L.Callback):
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
         self._loaders = outer.RoundLoaders()
-        self._eval_cohort_before = self.eval_cohort
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
 
     # ------------------------------------------------------------------ the cohort
@@ -147,16 +146,6 @@ class RoundLoop(L.Callback):
             outer.count_round(trainer, self.rounds)
             if trainer.ckpt_path:
                 outer.stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say if the run so far evaluated others."""
-        if self.eval_cohort != self._eval_cohort_before:
-            warnings.warn(
-                f"the checkpoint's run evaluated {self._eval_cohort_before!r} of the clients, this one evaluates "
-                f"{self.eval_cohort!r}: figures of rounds before and after are of different clients, and the best "
-                "round is chosen among both",
-                stacklevel=2,
-            )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""
@@ -286,6 +275,13 @@ class RoundLoop(L.Callback):
                 "its clients had trained, or the new models were not all validated; resume from one that was written "
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
+        before = state_dict.get("eval_cohort", self.eval_cohort)
+        if self._goes_on and before != self.eval_cohort:
+            warnings.warn(
+                f"the checkpoint's run evaluated {before!r} of the clients, this one evaluates {self.eval_cohort!r}: "
+                "figures of rounds before and after are of different clients, and the best round is chosen among both",
+                stacklevel=2,
+            )
         self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
@@ -294,7 +290,6 @@ class RoundLoop(L.Callback):
         if "guard" in state_dict:
             self.guard.load_state_dict(state_dict["guard"])
         self.updates.load_state_dict(state_dict.get("updates", {}))
-        self._eval_cohort_before = state_dict.get("eval_cohort", self.eval_cohort)
         self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
 
 

@@ -12,10 +12,8 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_strategy, end_by_rounds, refuse_callback
@@ -40,25 +38,10 @@ if TYPE_CHECKING:
 __all__ = [
     "begin",
     "build",
-    "check_arguments",
     "check_clients",
     "checked_method",
     "missing_callbacks",
 ]
-
-
-def check_arguments(engine: Any, seed: Any, client_state_memory_gb: Any) -> None:
-    """Refuse arguments of a federation that are no engine, no seed, or no amount of memory.
-
-    Raises:
-        ConfigurationError: Says what to give.
-    """
-    if engine is not None and not isinstance(engine, Engine):
-        raise ConfigurationError(f"engine must be an engine, such as VectorizedEngine() or RayEngine(), got {engine!r}")
-    if seed is not None:
-        check_seed("seed", seed)
-    if client_state_memory_gb is not None:
-        check_number("client_state_memory_gb", client_state_memory_gb)
 
 
 def checked_method(given: Any) -> MethodFactory:
@@ -71,15 +54,11 @@ def checked_method(given: Any) -> MethodFactory:
     made = method
     while isinstance(made, partial):
         made = made.func
-    if isinstance(made, nn.Module):
-        name = type(made).__name__
+    is_client = not isclass(made) or issubclass(made, FederatedClient)
+    if isinstance(made, nn.Module) or not callable(made) or not is_client:
         raise ConfigurationError(
-            f"method must be a class of pfl_lightning.methods, a partial of one or its name, got a {name} that is made "
-            f"already: the federation makes it of the encoder and the data; give {name}, or partial({name}, lr=0.1)"
-        )
-    if not callable(made) or (isclass(made) and not issubclass(made, FederatedClient)):
-        raise ConfigurationError(
-            f"method must be a class of pfl_lightning.methods, a partial of one or its name, got {given!r}"
+            "method must be a class of pfl_lightning.methods, a partial of one with its hyper-parameters or its name, "
+            f"of which the federation makes the clients; got {given if isclass(given) else type(given).__name__}"
         )
     return cast(MethodFactory, method)
 
@@ -146,14 +125,12 @@ def no_data(federation: Federation) -> ConfigurationError:
     """The error of a federation that is asked for its data, and has no Trainer, or one of other data."""
     if not has_trainer(federation):
         return ConfigurationError(
-            "this federation belongs to no Trainer, and so has no clients' data: a copy, or one that was read from a "
-            "file, has none. Ask the one that was fitted, write its models by export_clients, or give this one to a "
-            "Trainer: trainer.validate(federation, datamodule=..., ckpt_path=...)"
+            "this federation belongs to no Trainer, and so has no clients' data (a copy, or one that was read from a "
+            "file, has none): ask the one that was fitted, or give this one to a Trainer"
         )
     return ConfigurationError(
-        "a Federation needs a FederatedDataModule: trainer.fit(federation, datamodule=...); got "
-        f"{type(getattr(federation.trainer, 'datamodule', None)).__name__}. pfl_lightning.datamodules.FromLightning "
-        "and FromDatasets wrap others, and pfl_lightning.federate gives one"
+        "a Federation needs a FederatedDataModule, trainer.fit(federation, datamodule=...); got "
+        f"{type(getattr(federation.trainer, 'datamodule', None)).__name__}. FromLightning and FromDatasets wrap others"
     )
 
 

@@ -36,7 +36,10 @@ def matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ..
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigurationError(f"the pattern {pattern!r} fits no parameter or buffer; there are {list(names)}")
+            raise ConfigurationError(
+                f"the pattern {pattern!r} fits no parameter or buffer; there are {list(names)} (frozen ones, with "
+                "requires_grad=False, may not count)"
+            )
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
