@@ -25,10 +25,8 @@ __all__ = [
     "Purpose",
     "derive_seed",
     "global_seed",
-    "phase_purpose",
     "python_seed",
     "seeded_generator",
-    "stack_purpose",
     "torch_seed",
 ]
 
@@ -51,11 +49,12 @@ class Purpose(StrEnum):
     EVAL_CLIENTS = "evaluated clients"
     """Clients that are evaluated, the same in every round."""
     FIT = "fit"
-    """A local fit; see :func:`phase_purpose` and :func:`stack_purpose`."""
+    """A local fit: ``fit/0`` are batch orders and augmentations of its first phase, ``fit/stack`` draws of models that
+    train together, such as dropout."""
     FIT_MODEL = "fit/model"
     """Draws of the model itself in a local fit, such as dropout."""
     PERSONALIZE = "personalize"
-    """Personalization before an evaluation; see :func:`phase_purpose` and :func:`stack_purpose`."""
+    """Personalization before an evaluation, likewise."""
     PERSONALIZE_MODEL = "personalize/model"
     """Draws of the model itself in a personalization."""
     EVALUATION_MODEL = "evaluation/model"
@@ -110,25 +109,6 @@ class DataStream(IntEnum):
     """Parts of the samples without labels."""
     PUBLIC = 8
     """Training samples that are held back as public ones."""
-
-
-def phase_purpose(stage: str, index: int) -> str:
-    """Purpose of the batch orders and augmentations in one phase.
-
-    Args:
-        stage: :attr:`Purpose.FIT` or :attr:`Purpose.PERSONALIZE`.
-        index: Position of the phase in the stage, from 0.
-    """
-    return f"{stage}/{index}"
-
-
-def stack_purpose(stage: str) -> str:
-    """Purpose of the draws of models that train together, such as dropout.
-
-    Args:
-        stage: :attr:`Purpose.FIT` or :attr:`Purpose.PERSONALIZE`.
-    """
-    return f"{stage}/stack"
 
 
 def derive_seed(seed: int, purpose: str, *parts: int) -> int:

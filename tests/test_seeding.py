@@ -12,9 +12,7 @@ from pfl_lightning.seeding import (
     Purpose,
     derive_seed,
     global_seed,
-    phase_purpose,
     seeded_generator,
-    stack_purpose,
     torch_seed,
 )
 
@@ -50,10 +48,6 @@ def test_purposes_stay_the_same_from_release_to_release():
     assert {purpose.name: purpose.value for purpose in Purpose} == PURPOSES
     assert [stream.name for stream in sorted(DataStream)] == STREAMS
     assert sorted(DataStream) == list(range(len(STREAMS)))
-    assert phase_purpose(Purpose.FIT, 0) == "fit/0"
-    assert phase_purpose(Purpose.PERSONALIZE, 3) == "personalize/3"
-    assert stack_purpose(Purpose.FIT) == "fit/stack"
-    assert stack_purpose(Purpose.PERSONALIZE) == "personalize/stack"
 
 
 def test_a_purpose_counts_as_its_value():

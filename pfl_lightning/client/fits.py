@@ -40,7 +40,6 @@ class FitAccess(L.LightningModule):
     """Name of an exported model's encoder, where it is not that of the client's architecture."""
 
     schedule: Schedule
-    _resume_state: bytes | None = None
     _make_scheduler: Any
     encoder: Any
     head: Any
@@ -65,18 +64,6 @@ class FitAccess(L.LightningModule):
         if self.user_module is not None:
             return self.user_module.hands_on
         return self.schedule == "continue"
-
-    @property
-    def resume_state(self) -> bytes | None:
-        """What the client's last local fit has handed on and, after the phases of this one, what it hands on itself."""
-        return self._resume_state if self.user_module is None else self.user_module.resume_state
-
-    @resume_state.setter
-    def resume_state(self, content: bytes | None) -> None:
-        if self.user_module is None:
-            self._resume_state = content
-        else:
-            self.user_module.begin_progress(content)
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
@@ -141,19 +128,6 @@ class FitAccess(L.LightningModule):
         if self.user_module is not None:
             return self.user_module.lent_data(data)
         return nullcontext()
-
-    def recall(self, attributes: bytes) -> None:
-        """Set plain attributes as the client's last local fit has left them; nothing by default.
-
-        Called after what is stored and what the server sends were loaded. A user's module then also forgets what
-        another client has left behind.
-
-        Args:
-            attributes: What :func:`~pfl_lightning.state.resume_states.split_attributes` gives, of what that fit handed
-                on.
-        """
-        if self.user_module is not None:
-            self.user_module.recall(attributes)
 
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""

@@ -43,7 +43,7 @@ from pfl_lightning.fit.tasks import (
 )
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.notices import naming_clients
-from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 
 
 class Engine(ABC):
@@ -153,20 +153,20 @@ class Engine(ABC):
         """Run one local fit; afterwards the module holds the client's state."""
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
-        client.logged_metrics, client.progress_bar_names, client.resume_state = {}, frozenset(), task.resume_state
-        client.logged_reductions, gradients = {}, torch.is_grad_enabled()
+        client.logged_metrics, client.progress_bar_names, client.logged_reductions = {}, frozenset(), {}
+        gradients = torch.is_grad_enabled()
         try:
             context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
             with local_fit(environment), torch_seed(seed, python=True), client.on_own_data(context.data):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
-                    found = self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.FIT, index))
+                    found = self._run_prepared(client, phase, context, environment, f"{Purpose.FIT}/{index}")
                     context = replace(context, num_steps=context.num_steps + found.num_steps)
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
                 update, personal = conclude(client, context, before)
-            resume_state, client.resume_state = handed_on(client, context), None
+            resume_state = handed_on(client, context)
         except Exception as error:
             torch.set_grad_enabled(gradients)
             failed = failure(error, client, context, environment)
@@ -275,8 +275,9 @@ class Engine(ABC):
     def personalize(self, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> None:
         """Run the client's personalization phases in place, on the state that it holds."""
         client.train()
-        client.resume_state = None  # what it comes to is forgotten
+        if client.user_module is not None:
+            client.user_module.begin_progress(None)  # what it comes to is forgotten
         seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
         with local_fit(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(client.personalization_phases()):
-                self._run_prepared(client, phase, context, environment, phase_purpose(Purpose.PERSONALIZE, index))
+                self._run_prepared(client, phase, context, environment, f"{Purpose.PERSONALIZE}/{index}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
@@ -24,7 +24,6 @@ SAMPLES = 8
 """Values of each frozen tensor that are looked at: an optimizer's step, or a moving average, changes nearly all."""
 
 SET_BY_ENGINES = frozenset(vars(L.LightningModule())) | {
-    "_resume_state",
     "isolation",
     "logged_metrics",
     "logged_reductions",
@@ -42,14 +41,15 @@ class IsolationCheck:
     """
 
     def __init__(self) -> None:
-        self._begun = False
+        self.begun = False
         self._names: Iterable[str] = ()  # of parameters and persistent buffers
-        self._marked: list[str] = []
+        self.marked: list[str] = []
+        """Names of what is shared, where nothing has set it yet."""
         self._attributes: UnsavedState | None = None
         self._hooks: dict[tuple[str, str], set[int]] = {}
         self._frozen: dict[str, Tensor] = {}
-        # Matching the patterns of a method takes longer than a step of a small model, and its names do not change.
-        self._matched: dict[tuple[Any, ...], Iterable[str]] = {}
+        self.matched: dict[tuple[Any, ...], Iterable[str]] = {}
+        """Names that patterns fit: matching takes longer than a step of a small model, and names do not change."""
         self.buffers: dict[str, Tensor | None] | None = None
         """Non-persistent buffers as they were before an evaluation was prepared, by name."""
 
@@ -67,30 +67,22 @@ class IsolationCheck:
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
-    def matched(self, key: tuple[Any, ...], find: Callable[[], Iterable[str]]) -> Iterable[str]:
-        """Names that a pattern fits, found once for each key."""
-        if key not in self._matched:
-            self._matched[key] = find()
-        return self._matched[key]
-
     # ------------------------------------------------------------------ before a fit
 
     @torch.no_grad()
     def begin(self, client: FederatedClient) -> None:
         """Note what the module holds before its first fit, and overwrite what is shared with NaN."""
-        if self._begun:
-            return
-        self._begun, state = True, client.state_dict()  # shares storage with the module
+        self.begun, state = True, client.state_dict()  # shares storage with the module
         self._names, self._hooks = tuple(state), {place: set(held) for place, held in _hooks_of(client).items()}
-        self._marked = [n for n in client.shared_names() if state[n].is_floating_point() and state[n].numel()]
-        for name in self._marked:
+        self.marked = [n for n in client.shared_names() if state[n].is_floating_point() and state[n].numel()]
+        for name in self.marked:
             state[name].fill_(torch.nan)
         if client.step_module is client:  # attributes of a project's module are set back for each client
             self._attributes = UnsavedState(client, SET_BY_ENGINES, buffers=False)
 
     def sample_frozen(self, client: FederatedClient) -> None:
         """Note a few values of what is frozen, as a fit begins."""
-        self._frozen = _samples(client) if client.frozen else {}
+        self._frozen = _samples(client)
 
     def check_set(self, client: FederatedClient) -> None:
         """Refuse a first fit in which neither the personal state, nor the message, nor the method sets what is shared.
@@ -98,7 +90,7 @@ class IsolationCheck:
         Raises:
             ConfigurationError: Names what nothing sets, which would be what the client before has trained.
         """
-        marked, self._marked = self._marked, []
+        marked, self.marked = self.marked, []
         state = client.state_dict() if marked else {}
         unset = [name for name in marked if bool(state[name].isnan().all())]
         if unset:
@@ -138,7 +130,7 @@ class IsolationCheck:
         own = client.step_module is client  # a project's module may add buffers, which are taken away again
         names = client.state_dict() if own else dict(client.named_parameters())
         added, name = names.keys() - set(self._names), type(client.step_module).__name__
-        if added and self._begun:
+        if added and self.begun:
             what = min(added) if own else min(added).removeprefix("module.")
             where = "__init__, with its shape" if own else "__init__, setup or configure_model, before clients begin"
             raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -90,16 +90,21 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     Returns:
         The context of the fit.
     """
+    if client.user_module is not None:
+        client.user_module.begin_progress(task.resume_state)
     client.train()
-    isolation = IsolationCheck.of(client)
-    isolation.begin(client)
+    isolation = client.isolation or IsolationCheck.of(client)
+    if not isolation.begun:
+        isolation.begin(client)
     if client.buffers_change:
         client.restore_buffers()
     load_state(client, task.personal)
     # The client may keep tensors of the message, which belong where its model is.
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
-    client.recall(split_attributes(task.resume_state)[1] if task.resume_state else b"")
-    isolation.sample_frozen(client)
+    if client.user_module is not None:
+        client.user_module.recall(split_attributes(task.resume_state)[1] if task.resume_state else b"")
+    if client.frozen:
+        isolation.sample_frozen(client)
     return replace(task.context, earlier_fits=earlier_fits(client, task))
 
 
@@ -134,10 +139,13 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     """
     client.phase = phase
     parameters = dict(client.named_parameters())
-    isolation = IsolationCheck.of(client)
-    isolation.check_set(client)
+    isolation = client.isolation or IsolationCheck.of(client)
+    if isolation.marked:
+        isolation.check_set(client)
     key = ("trained", phase.name, *phase.train, None, *(phase.losses or ()), None, *parameters)
-    trained = isolation.matched(key, lambda: _trained_names(client, phase))
+    trained = isolation.matched.get(key)
+    if trained is None:
+        trained = isolation.matched[key] = _trained_names(client, phase)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
         parameter.grad = None
@@ -169,18 +177,18 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
         ClientError: The personal state is not finite.
         ConfigurationError: The fit has changed what is frozen, or has added a parameter or buffer.
     """
-    isolation = IsolationCheck.of(client)
-    isolation.check_frozen(client, context)
+    isolation = client.isolation or IsolationCheck.of(client)
+    if client.frozen:
+        isolation.check_frozen(client, context)
     if client.buffers_change:
         client.restore_buffers()
     update = client.make_update(context, before)
     state = client.state_dict()
-
-    def kept_names() -> Iterable[str]:
+    kept = isolation.matched.get(("kept", *state))
+    if kept is None:
         isolation.check_added(client)
-        return client.kept_names()
-
-    personal = {name: state[name] for name in isolation.matched(("kept", *state), kept_names)}
+        kept = isolation.matched["kept", *state] = client.kept_names()
+    personal = {name: state[name] for name in kept}
     for name, tensor in personal.items():
         if name in client.uninitialized_buffers or not tensor.is_floating_point():
             continue
@@ -260,7 +268,8 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     if not task.trained:
         load_state(client, task.stored)
     client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
-    client.recall(task.attributes)
+    if client.user_module is not None:
+        client.user_module.recall(task.attributes)
     if task.trained:
         load_state(client, task.stored)  # over the received weights; what else was received stays
     if prepares:

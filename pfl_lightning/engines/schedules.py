@@ -23,9 +23,12 @@ def earlier_fits(client: FederatedClient, task: FitTask) -> int | None:
 
 def handed_on(client: FederatedClient, context: FitContext) -> bytes | None:
     """Resume state for the client's next fit: the number of fits so far, or what the client says itself."""
-    if client.schedule != "continue" or context.earlier_fits is None:
-        return client.resume_state
-    return b"%d" % (context.earlier_fits + 1)
+    if client.user_module is not None:
+        resume_state = client.user_module.resume_state
+        client.user_module.begin_progress(None)
+        return resume_state
+    counts = client.schedule == "continue" and context.earlier_fits is not None
+    return b"%d" % (context.earlier_fits + 1) if counts else None  # type: ignore[operator]
 
 
 def advance(scheduler: Any, client: FederatedClient, phase: Phase, context: FitContext, steps: int) -> None:

@@ -33,7 +33,7 @@ from pfl_lightning.fit.tasks import (
     PhaseResult,
 )
 from pfl_lightning.notices import naming_clients
-from pfl_lightning.seeding import Purpose, derive_seed, phase_purpose, stack_purpose, torch_seed
+from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 
 SMALL = 50_000
 """Parameters up to which a forward pass on a CPU takes longer to arrange than to compute."""
@@ -205,7 +205,7 @@ class VectorizedEngine(Engine):
         put_state(client, members[0].state)
         stack = Stack(members)
         numbers = [member.context.client for member in members]
-        seed = derive_seed(environment.seed, stack_purpose(purpose), members[0].context.round, *numbers)
+        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].context.round, *numbers)
         with local_fit(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
@@ -216,7 +216,7 @@ class VectorizedEngine(Engine):
                     phase,
                     stack,
                     environment,
-                    phase_purpose(purpose, index),
+                    f"{purpose}/{index}",
                     self._clip,
                     self._computations,
                 )
