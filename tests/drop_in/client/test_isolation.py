@@ -96,7 +96,7 @@ def test_a_copy_of_a_client_restores_its_own_layers():
     federation, _ = run_project(FedAvg, module=Remembering())
     other = copy.deepcopy(federation.models[0])
     other.module.calls = 7
-    other.recall(b"")
+    other.user_module.recall(b"")
     assert other.module.calls == 0
     assert other.module.first_layer[0] is other.module.body[0] is not federation.models[0].module.body[0]
 
