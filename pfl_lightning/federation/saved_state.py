@@ -106,12 +106,12 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
             "on. Use the same data and partition arguments, or FromFile with the partition.npz of its run"
         )
     saved, own = checkpoint["state_dict"], federation.models.state_dict(prefix="models.")
-    there, here = ({n: tuple(t.shape) for n, t in one.items() if n.startswith("models.")} for one in (saved, own))
-    name = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
+    shapes, now = ({n: tuple(t.shape) for n, t in one.items() if n.startswith("models.")} for one in (saved, own))
+    name = next((name for name in {**shapes, **now} if shapes.get(name) != now.get(name)), None)
     if name is not None:
         raise CheckpointError(
             f"the checkpoint is of another encoder, or of other options of the method: the shape of {name} is "
-            f"{there.get(name)} there, and {here.get(name)} here"
+            f"{shapes.get(name)} there, and {now.get(name)} here"
         )
     labels = federation.clients.labels
     if list(extra["encoders"]) != list(labels):
