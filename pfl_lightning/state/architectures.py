@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -186,7 +186,7 @@ def check_shared(clients: Sequence[FederatedClient], labels: Sequence[str]) -> N
     first, own = clients[0], _shapes(clients[0])
     for client, label in zip(clients[1:], labels[1:], strict=True):
         other = _shapes(client)
-        found = [(name, own.get(name), other.get(name)) for name in {**own, **other}]
+        found: list[tuple[str, Any, Any]] = [(name, own.get(name), other.get(name)) for name in {**own, **other}]
         if first.equal_features:
             found.append(("the features' width", width_of(first.encoder), width_of(client.encoder)))
         different = [f"{name} is {one} in {labels[0]} and {two} in {label}" for name, one, two in found if one != two]
