@@ -37,7 +37,7 @@ MISTAKES = {
     "fit --config config.yaml --model.encoder=nothing": "nothing",
     "fit --config config.yaml --loop.cohort=0": "cohort must be ",
     "fit --config config.yaml --seed_everything=-3": "--seed_everything: -3 is not in bounds",
-    "fit --config config.yaml --trainer.check_val_every_n_epoch=0": "check_val_every_n_epoch=0) would validate after",
+    "fit --config config.yaml --trainer.check_val_every_n_epoch=0": "check_val_every_n_epoch=0) means something else",
     "fit --config config.yaml --trainer.limit_train_batches=0": "--trainer.limit_train_batches is 0: nothing would be",
 }
 

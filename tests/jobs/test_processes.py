@@ -7,7 +7,6 @@ import pytest
 
 from pfl_lightning.jobs.processes import LocalProcess, end_with_parent, environment, last_lines
 from pfl_lightning.jobs.supervision import Job
-from pfl_lightning.state.files import explain_folder
 
 
 def test_a_child_ends_when_its_parent_has_gone(monkeypatch):
@@ -38,6 +37,6 @@ def test_the_last_lines_of_a_log(tmp_path):
 def test_a_log_that_leads_elsewhere_is_not_written(tmp_path):
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "log.txt").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"made or written \(.*log\.txt\)"), explain_folder(tmp_path, "--output"):
+    with pytest.raises(OSError, match=r"log\.txt"):
         LocalProcess(Job(("fit",), tmp_path / "log.txt"))
     assert (tmp_path / "elsewhere").read_text() == "kept"

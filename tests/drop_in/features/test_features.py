@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
 from pfl_lightning.encoders import projector as projector_module
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.divergence import has_dead_features
 from pfl_lightning.methods import (
     DCPFL,
     FD,
@@ -363,12 +362,6 @@ def test_uploaded_scores_are_without_dropout(engine):
         scores = module(inputs)
     expected = torch.stack([scores[labels == c].mean(0) for c in sent.classes])
     torch.testing.assert_close(sent.scores, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", [FedAvg, FedProto])
-def test_features_that_cannot_be_seen_are_not_dead(method):
-    federation, _ = fitted(method, Data(), cohorts=COHORTS)
-    assert not has_dead_features(federation)
 
 
 def test_federate_draws_no_random_numbers():
