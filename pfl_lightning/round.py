@@ -40,8 +40,8 @@ class Traffic:
 
     def count(self, direction: dict[str, int], message: Message) -> None:
         """Add a message to one direction."""
-        for kind, size in message.bytes_by_kind().items():
-            direction[kind] = direction.get(kind, 0) + size
+        for _, kind, tensor in message.tensors():
+            direction[kind] = direction.get(kind, 0) + tensor.numel() * tensor.element_size()
 
 
 def _from_one(round: object) -> object:
@@ -244,7 +244,8 @@ class Round:
             if before is not None:
                 before.restore()
             raise
-        self.clients.personal.set(result.client, result.personal)
+        if result.personal:
+            self.clients.personal.set(result.client, result.personal)
         if self.clients.resume_states is not None and result.resume_state is not None:
             self.clients.resume_states.set(result.client, result.resume_state)
 
@@ -292,7 +293,7 @@ class Round:
         if self.number < CHECKED_ROUNDS:
             self.server.check_not_checkpointed()
         self.guard.end_round(accepted=True)
-        self.clients.count_round(result.client for result in self.results if result.error is None)
+        self.clients.rounds_trained[[result.client for result in self.results if result.error is None]] += 1
         return growth
 
     def _undo(self, fault: str, advice: str) -> Growth:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.isolation_check import IsolationCheck
-from pfl_lightning.engines.schedules import earlier_fits
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import public_for
@@ -105,7 +104,10 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
         client.user_module.recall(split_attributes(task.resume_state)[1] if task.resume_state else b"")
     if client.frozen:
         isolation.sample_frozen(client)
-    return replace(task.context, earlier_fits=earlier_fits(client, task))
+    earlier = task.context.round if client.schedule == "rounds" else None  # fits that schedules count
+    if client.schedule == "continue":
+        earlier = int(task.resume_state or 0)
+    return replace(task.context, earlier_fits=earlier)
 
 
 def failure(error: Exception, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> ClientError:

@@ -11,14 +11,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit.tasks import FitTask
-
-
-def earlier_fits(client: FederatedClient, task: FitTask) -> int | None:
-    """Number of local fits that the client's schedules count before this one; ``None`` where they start again."""
-    if client.schedule == "rounds":
-        return task.context.round
-    return int(task.resume_state or 0) if client.schedule == "continue" else None
 
 
 def handed_on(client: FederatedClient, context: FitContext) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -133,10 +133,6 @@ class Clients:
         self.personal = GroupedStates([select_state(model, model.kept_names()) for model in models], architecture_of)
         self._fixed = [select_state(model, model.fixed_names()) for model in models]
         self.rounds_trained: NDArray[np.int64] = np.zeros(len(self.architecture_of), dtype=np.int64)
-
-    def count_round(self, clients: Iterable[int]) -> None:
-        """Count a round in which these clients have trained."""
-        self.rounds_trained[list(clients)] += 1
 
     @property
     def summaries(self) -> list[ArchitectureSummary]:
