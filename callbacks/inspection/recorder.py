@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.figures import new_figure, render
-from pfl_lightning.state.files import make_folder, replace_file
+from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ class Recorder:
         self.loggers: list[Logger] = [] if self.silent else list(trainer.loggers)
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
         if dirpath is not None and not self.silent:
-            make_folder(self.folder, "dirpath")
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def _boards(self) -> Iterator[Any]:
         """Yield the ``SummaryWriter`` of each TensorBoardLogger."""
