@@ -111,8 +111,7 @@ class FederatedLoop(RoundLoop):
         """Drive the federation; let all callbacks log where this one has put it in place."""
         if self._is_in_place:
             attach_logging(trainer)
-        if stage != "predict" or not self.makes_federations:
-            super().setup(trainer, pl_module, stage)
+        super().setup(trainer, pl_module, stage)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say with which weights clients are evaluated, where that may be a mistake."""
@@ -120,6 +119,11 @@ class FederatedLoop(RoundLoop):
             self._form.begin_evaluation(trainer, pl_module)
 
     on_test_start = on_validation_start
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say what no client has trained of the model that predicts."""
+        if self._form is not None:
+            self._form.begin_predictions(trainer, pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """End the Trainer's call."""

@@ -16,6 +16,7 @@ from torch.autograd.graph import increment_version
 from pfl_lightning.checks import check_number
 from pfl_lightning.messages import magnitude
 from pfl_lightning.state.image import Snapshot
+from pfl_lightning.state.tensors import tensors_in
 
 __all__ = ["Learner", "Objective", "all_finite", "warn_of_taken_back"]
 
@@ -101,9 +102,9 @@ class Learner(nn.Module):
                     nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
                 self.optimizer.step()
         self.optimizer.zero_grad()
-        for tensor in (*self.network.parameters(), *_tensors(self.optimizer.state)):
+        for tensor in (*self.network.parameters(), *tensors_in(self.optimizer.state)):
             increment_version(tensor)  # which fused steps leave as it was
-        if all_finite((*self.network.state_dict().values(), *_tensors(self.optimizer.state))):
+        if all_finite((*self.network.state_dict().values(), *tensors_in(self.optimizer.state))):
             return True
         before.restore()
         warn_of_taken_back("the server's network", round, remedy)
@@ -154,12 +155,3 @@ def warn_of_taken_back(what: str, round: int, remedy: str, stacklevel: int = 3) 
         stacklevel: Frames between the warning and the code that it names.
     """
     warnings.warn(f"round {round + 1}: {what} became non-finite and stays as it was; {remedy}", stacklevel=stacklevel)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors in dictionaries of whatever depth."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _tensors(inner)

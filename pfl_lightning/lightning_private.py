@@ -14,8 +14,7 @@ from typing import Any
 
 __all__ = [
     "HYPERPARAMETERS",
-    "LOG_GRAPH",
-    "SECONDS_BETWEEN_VALIDATIONS",
+    "VALIDATION_TIME",
     "attached",
     "batches_that_stepped",
     "callback_values",
@@ -25,8 +24,6 @@ __all__ = [
     "hyperparameters_of",
     "keep_fewer_signals",
     "name_of_hyperparameters",
-    "predict_source",
-    "prunes_for_good",
     "put_root_dir",
     "seconds_between_validations",
     "set_batches_that_stepped",
@@ -36,14 +33,11 @@ __all__ = [
     "with_own_metrics",
 ]
 
+VALIDATION_TIME = "_val_check_time_interval"
+"""The attribute of a Trainer that has ``val_check_interval`` as a time, in newer versions."""
+
 HYPERPARAMETERS = frozenset({"_hparams", "_hparams_initial", "_hparams_name"})
 """The attributes of a module that hold its hyper-parameters."""
-
-LOG_GRAPH = "_log_graph"
-"""The attribute of a TensorBoardLogger by which it asks for a graph."""
-
-SECONDS_BETWEEN_VALIDATIONS = "_val_check_time_interval"
-"""The attribute of a Trainer that has ``val_check_interval`` as a time, in newer versions."""
 
 # ---------------------------------------------------------------------- modules
 
@@ -117,14 +111,9 @@ def put_root_dir(trainer: Any, folder: str) -> None:
     trainer._default_root_dir = folder
 
 
-def predict_source(trainer: Any) -> Any:
-    """What ``trainer.predict`` was given: a data module, loaders, or the module itself."""
-    return trainer.predict_loop._data_source.instance
-
-
 def seconds_between_validations(trainer: Any) -> float | None:
     """``val_check_interval`` as a time; ``None`` where it is none, and in versions that know none."""
-    found: float | None = getattr(trainer, SECONDS_BETWEEN_VALIDATIONS, None)
+    found: float | None = getattr(trainer, VALIDATION_TIME, None)
     return found
 
 
@@ -150,11 +139,6 @@ def end_after_epochs(timer: Any) -> None:
     """Let a Timer look at the clock after each epoch, not after each step."""
     if timer._interval == "step":
         timer._interval = "epoch"
-
-
-def prunes_for_good(pruning: Any) -> bool:
-    """Whether a ModelPruning leaves no masks in the model."""
-    return bool(pruning._make_pruning_permanent)
 
 
 def steps_between_checkpoints(callback: Any) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 import lightning as L
 from _helpers.project import Data, Net
 from _helpers.toy import quiet_trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, Timer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 
 from pfl_lightning import lightning_private as private
@@ -84,20 +84,6 @@ def test_options_of_a_trainer():
     assert private.seconds_between_validations(timed) == 120
 
 
-def test_what_predict_was_given():
-    data, seen = Data(), []
-
-    class Predicting(Net):
-        def on_predict_start(self) -> None:
-            seen.append(private.predict_source(self.trainer))
-
-    data.predict_dataloader = data.test_dataloader
-    data.setup("predict")
-    Predicting.predict_step = lambda self, batch, index: self(batch[0])
-    quiet_trainer(1).predict(Predicting(), datamodule=data)
-    assert seen == [data]
-
-
 def test_fewer_handlers_of_signals_are_put_back():
     trainer = quiet_trainer(1)
     private.keep_fewer_signals(trainer)
@@ -112,10 +98,7 @@ def test_options_of_callbacks_and_loaders():
     for timer in (by_step, by_epoch):
         private.end_after_epochs(timer)
         assert timer._interval == "epoch"
-    assert private.prunes_for_good(ModelPruning("l1_unstructured"))
-    assert not private.prunes_for_good(ModelPruning("l1_unstructured", make_pruning_permanent=False))
     assert private.steps_between_checkpoints(ModelCheckpoint(every_n_train_steps=5)) == 5
     assert private.steps_between_checkpoints(ModelCheckpoint()) == 0
     assert private.steps_between_checkpoints(Asking()) == 0
-    assert getattr(TensorBoardLogger("x", log_graph=True), private.LOG_GRAPH)
     assert private.combining_mode(CombinedLoader([], "min_size")) == "min_size"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
@@ -18,11 +18,12 @@ from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.given_data import GIVEN, Division, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.names import method_named
+from pfl_lightning.names import did_you_mean, method_named
 from pfl_lightning.older_package import as_older, is_older
 
-__all__ = ["federate"]
+__all__ = ["check_options", "federate"]
 
 Method = type[FederatedClient] | partial[FederatedClient]
 
@@ -118,12 +119,12 @@ def federate(
     """
     check_labels(labels)
     method = method_named(method) if isinstance(method, str) else method
-    if personal and callable(method) and "personal" in inspect.signature(split_method(method)[0].__init__).parameters:
+    check_options(method, hyperparameters)
+    if personal and "personal" in inspect.signature(split_method(method)[0].__init__).parameters:
         hyperparameters, personal = {**hyperparameters, "personal": personal}, ()
-    made = partial(method, **hyperparameters) if hyperparameters and callable(method) else method
     federation = ModuleFederation(
         module,
-        made,
+        partial(cast(Method, method), **hyperparameters),
         loop=RoundLoop(cohort),
         head=head,
         features=features,
@@ -149,3 +150,29 @@ def federate(
         as_older(federation)
         as_older(data)
     return federation, data
+
+
+def check_options(method: Any, options: Iterable[str]) -> None:
+    """Refuse names that are no option of :func:`federate` and no hyper-parameter of a method.
+
+    Raises:
+        ConfigurationError: Names one of them, and what may be meant; or there is no such method.
+    """
+    client, settings = split_method(method)
+    known = inspect.signature(federate).parameters.keys() - {"module", "method", "cohort", "hyperparameters"}
+    own = set(_hyperparameters(client))
+    for name, names in (*((name, own) for name in settings), *((name, own | known) for name in options)):
+        if name not in names:
+            meant = did_you_mean(name, sorted(names)) or f", which has {', '.join(sorted(names))}"
+            raise ConfigurationError(f"{client.__name__} has no option {name!r}{meant}")
+
+
+def _hyperparameters(client: type) -> Iterator[str]:
+    """Names that a method's ``__init__`` takes, with those that it passes on."""
+    for base in client.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())
+        yield from (p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return

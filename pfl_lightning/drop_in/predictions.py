@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -11,14 +12,13 @@ from torch import nn
 
 from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
 from pfl_lightning.drop_in.outer.traveling import outline
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.messages import State
 from pfl_lightning.notices import silence
-from pfl_lightning.state.checkpoints.file import FEDERATION
+from pfl_lightning.state.checkpoints.file import FEDERATION, read_checkpoint
 from pfl_lightning.state.equality import same
 
-__all__ = ["first_values", "first_values_in", "predict_clients", "warn_of_unshared_parts"]
+__all__ = ["NamesUnsharedParts", "predict_clients", "warn_of_unshared_parts"]
 
 
 def predict_clients(
@@ -95,37 +95,43 @@ def _trainer_like(outer: L.Trainer) -> L.Trainer:
         )
 
 
-def first_values(federation: Federation) -> State:
-    """First values of what clients keep, of a federation that has trained; none of another."""
-    return federation.clients.first_state(0) if federation.is_set_up and federation.has_trained else {}
+class NamesUnsharedParts(L.Callback):
+    """Warns that the global model, with which a Trainer predicts, has parts that no client has trained.
+
+    Args:
+        federation: The federation that has trained it.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Now the module holds what a checkpoint has given it."""
+        warn_of_unshared_parts(pl_module, self._federation, trainer.ckpt_path)
 
 
-def first_values_in(checkpoint: Mapping[str, Any]) -> State:
-    """The same, from a checkpoint of a federation."""
-    content = checkpoint.get(FEDERATION, {}).get("_extra_state", {})
-    if not content.get("has_trained"):
-        return {}
-    return {**content["fixed"][0], **content["personal"]["stores"][0]["initial"]}
-
-
-def warn_of_unshared_parts(module: nn.Module, first: State, state: State | None = None) -> bool:
-    """Warn that the global model, with which a Trainer predicts, has parts that no client has trained.
+def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckpt_path: Any) -> None:
+    """Warn of parts of the global model that no client has trained.
 
     Args:
         module: The module that predicts. One that holds something else in these parts, as a client's model does, is
             left alone.
-        first: First values of what clients keep, by the names of their state.
-        state: What is going to be loaded into the module; ``None`` for what it holds.
-
-    Returns:
-        Whether there are such parts.
+        federation: The federation that has trained it; ``None`` for none.
+        ckpt_path: The checkpoint that was loaded into the module; ``None`` for none.
     """
+    first = dict[str, Any]()
+    if ckpt_path is not None:
+        with suppress(CheckpointError):  # a file of something else
+            content = read_checkpoint(ckpt_path, weights_only=True).get(FEDERATION, {}).get("_extra_state", {})
+            if content.get("has_trained"):
+                first = {**content["fixed"][0], **content["personal"]["stores"][0]["initial"]}
+    elif federation is not None and federation.is_set_up and federation.has_trained:
+        first = federation.clients.first_state(0)
     own = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    now = own if state is None else {name: value for name, value in state.items() if name in own}
-    kept = {name: first[f"module.{name}"] for name in now if f"module.{name}" in first}
-    missing = [f"module.{name}" for name, value in kept.items() if same(now[name].to(value), value)]
+    kept = {name: first[f"module.{name}"] for name in own if f"module.{name}" in first}
+    missing = [f"module.{name}" for name, value in kept.items() if same(own[name].to(value), value)]
     if not missing:
-        return False
+        return
     name, parts = type(module).__name__, outline(missing, [f"module.{name}" for name in own])
     warnings.warn(
         f"trainer.predict uses the global model of {name}, and clients do not share {parts}: it has its first values "
@@ -134,4 +140,3 @@ def warn_of_unshared_parts(module: nn.Module, first: State, state: State | None 
         "of client k",
         stacklevel=2,
     )
-    return True

@@ -102,6 +102,8 @@ class RoundLoop(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
+        if stage == "predict":  # which a module does, in the place of its federation
+            return
         if not _is_federation(pl_module):
             name = type(pl_module).__name__
             raise ConfigurationError(

@@ -27,15 +27,18 @@ _SEARCHES = ("BatchSizeFinder", "LearningRateFinder")
 _TRAINING = ("GradientAccumulationScheduler", "StochasticWeightAveraging", "WeightAveraging", "ModelPruning")
 _BATCHES = ("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor")
 _SEARCH = "run it with your module and a plain Trainer first, and give the federation what it found"
+_AVERAGING = "it averages over epochs of one fit, and local fits have few: use EMAWeightAveraging"
 _LOCAL = "leave it out here and use {call}(..., engine=TrainerEngine(callbacks=[{name}(...)]))"
 _REFUSED: dict[Place, dict[str, str]] = {
     "Federation": dict.fromkeys(_SEARCHES, _SEARCH) | dict.fromkeys((*_TRAINING, "BaseFinetuning"), _LOCAL),
-    "federate": dict.fromkeys(_BATCHES, "leave it out here and use {call}(..., local_callbacks=[{name}(...)])"),
+    "federate": dict.fromkeys(_BATCHES, "leave it out here and use {call}(..., local_callbacks=[{name}(...)])")
+    | {"StochasticWeightAveraging": _AVERAGING},
     "inside": dict.fromkeys(
         (*_SEARCHES, "Checkpoint", "ProgressBar"),
         "inside local fits, which are silent and save nothing, it has nothing to do: give it to the outer Trainer's "
         "callbacks, or leave it out",
-    ),
+    )
+    | {"StochasticWeightAveraging": _AVERAGING},
 }
 """What to do with callbacks of Lightning that are refused, by the place and the name of their class."""
 

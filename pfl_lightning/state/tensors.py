@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import State
 
-__all__ = ["TensorDict", "load_state", "matching", "norm_names", "select_state"]
+__all__ = ["TensorDict", "load_state", "matching", "norm_names", "select_state", "tensors_in"]
 
 
 @lru_cache(maxsize=1024)  # asked for in every local fit, of the same few models and phases
@@ -162,3 +162,12 @@ class TensorDict(nn.Module):
             # A copy: the checkpoint's tensors may be views of its file.
             self.assign({k.replace("/", "."): v.to(device or v.device, copy=True) for k, v in found.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in lists, tuples and dictionaries of whatever depth."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)

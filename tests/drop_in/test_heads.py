@@ -129,13 +129,19 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("method", [FedPer, FedPAC, FedProto, FedGH])
 def test_a_head_of_any_class_is_taken(method, head):
-    named = {"head": "head"} if head is HEADS["last of several"] else {}
-    federation = fitted_with(method, head, **named)
+    named, before = {"head": "head"} if head is HEADS["last of several"] else {}, dict[str, torch.Tensor]()
+
+    def make(linear):
+        made = head(linear)
+        before.update({name: value.clone() for name, value in made.state_dict().items()})
+        return made
+
+    federation = fitted_with(method, make, **named)
     client = federation.clients.models[0]
     assert {name.partition(".")[0] for name in client.user_module.roles.head} == {"head"}
     if method is not FedPer:
         assert (client.feature_width, client.num_classes) == (FEATURES, CLASSES)
-    before, after = federation.owner.first.head.state_dict(), federation.client_model(1).head.state_dict()
+    after = federation.client_model(1).head.state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 

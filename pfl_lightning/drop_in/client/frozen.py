@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.equality import same
 
-__all__ = ["apart", "chosen_names", "followers", "frozen_parameters", "name_followers", "shared_memory"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["chosen_names", "followers", "frozen_parameters", "shared_memory"]
 
 UNUSED = "original_module"
 """Where peft keeps a layer of which it trains a copy; the layer itself stays as it is."""
@@ -72,14 +68,6 @@ def shared_memory(module: nn.Module, names: Collection[str]) -> dict[int, Any]:
     return {id(p): nn.Parameter(p.detach(), False) for name, p in found if name in names and type(p) is nn.Parameter}
 
 
-@torch.no_grad()
-def apart(module: nn.Module, names: Collection[str]) -> None:
-    """Give parameters memory of their own: they were frozen when the module was copied, and are no more."""
-    for name, parameter in module.named_parameters():
-        if name in names:
-            parameter.data = parameter.detach().clone()
-
-
 def followers(module: nn.Module) -> list[str]:
     """Names of frozen networks that have the layers and shapes of one that trains, and so may be its moving average."""
     trained = {name: layer for name, layer in module.named_modules() if name and _trains(layer)}
@@ -102,17 +90,6 @@ def followers(module: nn.Module) -> list[str]:
             inside.append(f"{name}.")  # the largest ones
             found += [name] if follows(name, layer) else []
     return found
-
-
-def name_followers(module: nn.Module, patterns: Sequence[str] | None) -> None:
-    """Say in the log which frozen networks are taken for followers, where no patterns say what is frozen."""
-    for name in followers(module) if patterns is None else ():
-        _log.info(
-            "%s of %s is frozen and has the shapes of a network that trains: taken for its moving average, it "
-            "travels as what trains does; if it never changes, leave it out of what travels by frozen=[...]",
-            name,
-            type(module).__name__,
-        )
 
 
 def _trains(layer: nn.Module) -> bool:

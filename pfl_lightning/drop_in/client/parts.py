@@ -11,19 +11,22 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.frozen import frozen_parameters
-from pfl_lightning.drop_in.client.head import (
+from pfl_lightning.drop_in.client.new_client import new_client
+from pfl_lightning.drop_in.client.plain_state import plain_state
+from pfl_lightning.drop_in.client.roles import (
+    Roles,
     check_scores,
+    chosen_parts,
+    find_roles,
     head_layer,
     input_width,
     is_linear,
     number_of_scores,
+    traced_head,
     width_of,
 )
-from pfl_lightning.drop_in.client.new_client import new_client
-from pfl_lightning.drop_in.client.roles import Roles, check_layers, find_roles, likely_head, traced_head
 from pfl_lightning.drop_in.client.tracing import Trace, trace_batch
 from pfl_lightning.drop_in.client.user_module import HeadNeeded, UserModule
 from pfl_lightning.drop_in.features.capture import FeatureSource
@@ -46,7 +49,8 @@ class ClientParts:
         labels: Gives the classes of a batch.
         factory: Makes the module once more.
         frozen: Which of the frozen parameters never change.
-        chosen: What the user keeps on the clients, or shares.
+        personal: Names or patterns of what stays with each client.
+        shared: Those of what travels.
     """
 
     method: type[FederatedClient]
@@ -56,7 +60,8 @@ class ClientParts:
     labels: Callable[[Any], Any] | None = None
     factory: Factory | None = None
     frozen: Sequence[str] | None = None
-    chosen: ChosenParts | None = None
+    personal: str | Sequence[str] = ()
+    shared: str | Sequence[str] = ()
 
     @property
     def on_features(self) -> bool:
@@ -76,23 +81,26 @@ class ClientParts:
         Returns:
             Whether the method sets a head apart that is yet to be found.
         """
-        check_layers(module)
+        if not plain_state(module):
+            raise ConfigurationError(
+                f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
+                "before the module is federated"
+            )
         self._check_features(module)
-        with isolate_rng():  # of first weights that a method adds
-            return self._try_out(module)
-
-    def _try_out(self, module: L.LightningModule) -> bool:
+        if self.on_features and self.head is None:
+            return True
+        roles, classes, source = find_roles(module, self.head or ()), 0, None
         if self.on_features:
-            roles = likely_head(module) if self.head is None else find_roles(module, self.head)
-            if roles or self.head is not None:
-                layer = module.get_submodule(head_layer(module, roles))
-                classes = (self.head is not None and number_of_scores(layer)) or 1
-                source = FeatureSource(self.features, input_width(layer) or 1, self.labels)
-                _see_names(self._client(module, classes, roles, source))
-            return self.head is None
-        client = self._client(module, 0, find_roles(module, self.head or ()))
+            layer = module.get_submodule(head_layer(module, roles))
+            classes = number_of_scores(layer) or 1
+            source = FeatureSource(self.features, input_width(layer) or 1, self.labels)
+        with isolate_rng():  # of first weights that a method adds
+            client = self._client(module, classes, roles, source)
         try:
-            _see_names(client)
+            client.shared_names()
+            client.fixed_names()
+            for phase in (*client.phases(), *client.personalization_phases()):
+                client.trained_names(phase)
         except HeadNeeded:
             if self.head is not None:
                 raise
@@ -119,26 +127,19 @@ class ClientParts:
         classes, scores = data.num_classes, number_of_scores(layer, trace.outputs.get(name))
         width = entering if self.features is None else width_of(trace.outputs.get(self.features))
         if width is None:
-            what = (
-                f"the head {name!r} (a {type(layer).__name__}) takes {trace.inputs.get(name, 'nothing that is known')}"
-                if self.features is None
-                else (
-                    f"a step does not call features={self.features!r}"
-                    if self.features not in trace.outputs
-                    else f"features={self.features!r} gives {trace.outputs[self.features]} for a batch"
-                )
-                + (f" ({trace.problem})" if trace.problem else "")
-            )
+            place, seen = f"the head {name!r} takes", trace.inputs.get(name)
+            if self.features is not None:
+                place, seen = f"features={self.features!r} gives", trace.outputs.get(self.features)
             raise ConfigurationError(
-                f"{self.method.__name__} works on features of the shape (batch, d), and {what}: name a layer with "
-                "one vector for each sample by features="
+                f"{self.method.__name__} works on features of the shape (batch, d), and {place} "
+                f"{seen or trace.problem or 'nothing in a step'}: name a layer with one vector for each sample by "
+                "features="
             ) from trace.error
         if self.method.scores_features and (scores is None or scores < classes or width != entering):
             raise ConfigurationError(
-                f"{self.method.__name__} passes features through the head by itself: {name!r} takes "
-                f"{entering} numbers and gives {scores} scores, the features have {width} numbers and the "
-                "data "
-                f"{classes} classes. Leave features= away, and let the head give one score for each class"
+                f"{self.method.__name__} passes features through the head by itself: {name!r} takes {entering} numbers "
+                f"and gives {scores} scores, the features have {width} numbers and the data {classes} classes. Leave "
+                "features= away, and let the head give one score for each class"
             )
         if self.method.scores_features and not is_linear(layer):
             check_scores(layer, name, width, self.method.__name__)
@@ -158,7 +159,11 @@ class ClientParts:
     def _client(
         self, module: L.LightningModule, num_classes: int, roles: Roles, source: FeatureSource | None = None
     ) -> FederatedClient:
-        own: dict[str, Any] = {"factory": self.factory, "frozen": self.frozen, "chosen": self.chosen}
+        own: dict[str, Any] = {
+            "factory": self.factory,
+            "frozen": self.frozen,
+            "chosen": chosen_parts(module, self.personal, self.shared),
+        }
         if source is None:
             model = UserModule(module, roles, **own)
         else:
@@ -177,10 +182,3 @@ class ClientParts:
             raise ConfigurationError(
                 f"features={self.features!r} is no layer of {type(module).__name__}; there are {', '.join(layers)}"
             )
-
-
-def _see_names(client: FederatedClient) -> None:
-    client.shared_names()
-    client.fixed_names()
-    for phase in (*client.phases(), *client.personalization_phases()):
-        client.trained_names(phase)

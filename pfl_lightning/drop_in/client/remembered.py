@@ -59,38 +59,23 @@ class Changes:
         """Look for changes of a value, and of what it holds."""
         if now is first or id(now) in self._known or isinstance(now, _NO_VALUES):
             return
-        if _is_plain(now):
-            self._compare_plain(now, first, path)
-        elif isinstance(now, Enum):  # one object for all clients, whose attributes are not theirs
-            self._lose(path, f"a {type(now).__name__}")
-        elif type(now) is not type(first) or not depth:
-            self._lose(path[:-1] or path, f"a {type(now).__name__}")
-        elif isinstance(now, Mapping):
-            self._compare_entries(dict(now), dict(first), path, depth)
-        elif isinstance(now, list | tuple | deque):
-            if len(now) == len(first):
-                self._compare_entries(dict(enumerate(now)), dict(enumerate(first)), path, depth)
+        is_plain = _is_plain(now)
+        entries = _entries(now) if depth and not is_plain else None
+        if entries is not None and type(now) is type(first):
+            before = _entries(first) or {}
+            has_grown = isinstance(now, list | tuple | deque) and len(now) > len(first)
+            if has_grown or before.keys() - entries.keys():
+                self._lose(path, f"a {type(now).__name__} of other objects")
+            for key, value in entries.items() if not has_grown else ():
+                if isinstance(key, str | int):
+                    self.compare(value, before.get(key, MISSING), (*path, key), depth - 1)
+        elif is_plain and (first is MISSING or not same(now, first)):
+            if _count(now) > MAX_VALUES:
+                self._lose(path, f"more than {MAX_VALUES:,} values")
             else:
-                self._lose(path, f"a {type(now).__name__} of objects")
-        elif hasattr(now, "__dict__") and not hasattr(now, "equals") and not isinstance(now, Tensor):
-            self._compare_entries(vars(now), vars(first), path, depth)
-        elif _can_differ(now) and not same(now, first):
+                self.found[path] = now
+        elif not is_plain and (entries is not None or (_can_differ(now) and not same(now, first))):
             self._lose(path, f"a {type(now).__name__}")
-
-    def _compare_plain(self, now: Any, first: Any, path: Path) -> None:
-        if first is not MISSING and same(now, first):
-            return
-        if _count(now) > MAX_VALUES:
-            self._lose(path, f"more than {MAX_VALUES:,} values")
-        else:
-            self.found[path] = now
-
-    def _compare_entries(self, now: Mapping[Any, Any], first: Mapping[Any, Any], path: Path, depth: int) -> None:
-        if first.keys() - now.keys():
-            self._lose(path, "entries that were removed")
-        for key, value in now.items():
-            if isinstance(key, str | int):
-                self.compare(value, first.get(key, MISSING), (*path, key), depth - 1)
 
     def _lose(self, path: Path, reason: str) -> None:
         self.lost.setdefault(".".join(map(str, path)), reason)
@@ -126,16 +111,30 @@ def _count(value: Any) -> int:
 def _can_differ(value: Any) -> bool:
     """Whether the content of an object can be told from another's."""
     kind: Any = type(value)
-    return kind.__eq__ is not object.__eq__ or hasattr(value, "equals") or isinstance(value, torch.Generator)
+    told = kind.__eq__ is not object.__eq__ or hasattr(value, "equals")
+    return told or isinstance(value, torch.Generator | Enum)
+
+
+def _entries(value: Any) -> Mapping[Any, Any] | None:
+    """What a container or an object holds, by keys, places or attributes; ``None`` of what is compared as a whole.
+
+    Members of an enumeration are objects that all clients have, whose attributes are not theirs.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list | tuple | deque):
+        return dict(enumerate(value))
+    whole = isinstance(value, Tensor | Enum) or hasattr(value, "equals")
+    return None if whole else getattr(value, "__dict__", None)
 
 
 def set_at(owner: dict[str, Any], path: Path, value: Any) -> None:
     """Set a value at its place, in the dictionary or list that is there already, which functions may hold, too."""
     holder: Any = owner
     for part in path[:-1]:
-        holder = _get(holder, part)
+        holder = (_entries(holder) or {}).get(part)
     last = path[-1]
-    now = _get(holder, last)
+    now = (_entries(holder) or {}).get(last, MISSING)
     if isinstance(now, Tensor) and isinstance(value, Tensor):
         value = value.to(now.device)
     if isinstance(now, dict) and isinstance(value, dict):
@@ -147,14 +146,6 @@ def set_at(owner: dict[str, Any], path: Path, value: Any) -> None:
         holder[last] = value  # type: ignore[index]  # as it was found
     elif not isinstance(holder, tuple):
         vars(holder)[last] = value
-
-
-def _get(holder: Any, part: str | int) -> Any:
-    if isinstance(holder, Mapping):
-        return holder.get(part, MISSING)
-    if isinstance(holder, list | tuple | deque):
-        return holder[part] if isinstance(part, int) and part < len(holder) else MISSING
-    return getattr(holder, "__dict__", {}).get(part, MISSING)
 
 
 def packed(networks: list[dict[str, Found]]) -> bytes:

@@ -1,19 +1,35 @@
-"""Which parameters of a module are its head; the others are its encoder."""
+"""Parts of a module: its head, as names and as a layer; the rest, its encoder; and what its user keeps or shares."""
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from torch import nn
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
 
+from pfl_lightning.drop_in.client.copies import held_tensors
 from pfl_lightning.drop_in.client.plain_state import plain_state
-from pfl_lightning.drop_in.client.tracing import Trace
+from pfl_lightning.drop_in.client.tracing import Trace, in_parametrization
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
 
-__all__ = ["Roles", "check_layers", "find_roles", "fitting_names", "likely_head", "tied_across", "traced_head"]
+__all__ = [
+    "Roles",
+    "check_scores",
+    "chosen_parts",
+    "find_roles",
+    "head_layer",
+    "input_width",
+    "is_linear",
+    "number_of_scores",
+    "renew",
+    "traced_head",
+    "width_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -44,90 +60,79 @@ def find_roles(module: nn.Module, head: str | Sequence[str]) -> Roles:
         head: Names or patterns of layers or parameters (``"classifier"``, ``"fc.*"``).
 
     Raises:
-        ConfigurationError: A pattern fits nothing, the patterns fit everything, or a parameter is in both parts.
+        ConfigurationError: As :func:`named_part`, or the patterns fit everything.
     """
-    check_layers(module)
-    names = list(plain_state(module))
-    roles = Roles(fitting_names(names, [head] if isinstance(head, str) else head, "head"))
+    roles = Roles(named_part(module, "head", head))
     if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
             f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the "
-            f"last layers alone; there are {names}"
-        )
-    tied = tied_across(module, roles.head)
-    if tied is not None:
-        raise ConfigurationError(
-            f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and only one of the names "
-            "is of the head: a client cannot keep the one and share the other; name both or none in head="
+            "last layers alone"
         )
     return roles
 
 
-def check_layers(module: nn.Module) -> None:
-    """Refuse a module without layers.
-
-    Raises:
-        ConfigurationError: It has no parameters and buffers.
-    """
-    if not plain_state(module):
-        raise ConfigurationError(
-            f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
-            "before the module is federated"
-        )
-
-
-def fitting_names(
-    names: Sequence[str], patterns: Sequence[str], option: str, not_saved: Sequence[str] = ()
-) -> list[str]:
-    """Names that fit one of the patterns, each of which names layers, parameters or buffers.
+def chosen_parts(
+    module: nn.Module, personal: str | Sequence[str], shared: str | Sequence[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the tensors that the user keeps on each client, and of those that the user lets travel.
 
     Args:
-        names: Names in the module's state.
-        patterns: Names or patterns.
-        option: Name of the option that they are given by.
-        not_saved: Names of non-persistent buffers.
+        module: The module.
+        personal: The option of :func:`~pfl_lightning.drop_in.federate.federate`.
+        shared: The other.
 
     Raises:
-        ConfigurationError: A pattern fits nothing.
+        ConfigurationError: As :func:`named_part`; a tensor is in both, or a shared buffer has no finite values.
     """
-    found: list[str] = []
-    for pattern in patterns:
-        fitting = [name for name in names if _fits(name, pattern)]
+    stays, travels = named_part(module, "personal", personal), named_part(module, "shared", shared)
+    both = sorted(stays & travels)
+    if both:
+        raise ConfigurationError(
+            f"personal={personal!r} and shared={shared!r} both name {both[0]} of {_name(module)}: a tensor stays with "
+            "each client or travels; make one of the patterns narrower"
+        )
+    unset = [n for n, b in module.named_buffers() if n in travels and not bool(b.isfinite().all())]
+    if unset:
+        raise ConfigurationError(
+            f"shared={shared!r} names {unset[0]} of {_name(module)}, whose first values are not finite, so that it "
+            "has no mean: give it finite first values, or leave it on the clients"
+        )
+    return stays, travels
+
+
+def named_part(module: nn.Module, option: str, patterns: str | Sequence[str]) -> frozenset[str]:
+    """Names in a module's state that fit one of the patterns, each of which names layers, parameters or buffers.
+
+    Args:
+        module: The module.
+        option: Name of the option that the patterns are given by.
+        patterns: Names or patterns.
+
+    Raises:
+        ConfigurationError: A pattern fits nothing, or one of two names of a tensor.
+    """
+    names, found = list(plain_state(module)) if patterns else [], set[str]()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        fitting = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         if not fitting:
+            parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
             raise ConfigurationError(
-                f"{option}={pattern!r} fits no parameter or buffer{_hint(pattern, names, not_saved)}"
+                f"{option}={pattern!r} fits no parameter or persistent buffer"
+                f"{did_you_mean(pattern.rstrip('*.'), sorted(parts))}; there are {names}"
             )
-        found += fitting
-    return found
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
-
-
-def _hint(pattern: str, names: Sequence[str], not_saved: Sequence[str]) -> str:
-    scratch = [name for name in not_saved if _fits(name, pattern)]
-    if scratch:
-        return f" that is saved: {scratch[0]} is a non-persistent buffer, register it with persistent=True"
-    parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
-    return f"{did_you_mean(pattern.rstrip('*.'), sorted(parts))}; there are {list(names)}"
+        found |= fitting
+    tied = _tied_across(module, found)
+    if tied is not None:
+        raise ConfigurationError(
+            f"{tied[0]} and {tied[1]} are one parameter of {_name(module)} (tied weights), and {option}={patterns!r} "
+            "names only one of them: name both or none"
+        )
+    return frozenset(found)
 
 
 def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
     own = set(names)
     return all(name in own for name, _ in module.named_parameters())
-
-
-def _parameters_below(module: nn.Module, name: str) -> list[str]:
-    """Names of the parameters of a layer, or of one by its own name."""
-    return [own for own, _ in module.named_parameters() if own == name or own.startswith(f"{name}.")]
-
-
-def likely_head(module: nn.Module) -> Roles:
-    """The last linear layer in the order in which layers are declared: where it is not known which is called last."""
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
-    found = [name for name in plain_state(module) if linear and name.startswith(f"{linear[-1]}.")]
-    return Roles([] if not found or _is_everything(module, found) or tied_across(module, found) else found)
 
 
 def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
@@ -150,19 +155,19 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     elif problem is None and (not found or _is_everything(module, found)):
         problem = f"{trace.last[0]!r} has all parameters of the module"
     elif problem is None:
-        tied = tied_across(module, found)
+        tied = _tied_across(module, found)
         problem = None if tied is None else f"{tied[0]} and {tied[1]} are one parameter (tied weights)"
     if problem is not None:
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
         near = dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]])
-        candidates = [name for name in near if not _is_everything(module, _parameters_below(module, name))]
-        how = f"Name it by head=; candidates are {', '.join(map(repr, candidates))}"
-        if trace.error is not None:
-            how = f"The traceback above has the cause. If the step fails in this trial alone: {how}"
+        inside = {
+            name: [own for own, _ in module.named_parameters() if f"{own}.".startswith(f"{name}.")] for name in near
+        }
+        candidates = [name for name, own in inside.items() if not _is_everything(module, own)]
         raise ConfigurationError(
             f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
-            f"layer that is: {problem}. "
-            + (how if candidates else "No layer stands before it: take a method without a head, such as FedAvg")
+            f"layer that is: {problem}. Name it by head= (candidates: {', '.join(map(repr, candidates)) or 'none'}), "
+            "or take a method without a head, such as FedAvg"
         ) from trace.error
     _log.warning(
         "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",
@@ -173,7 +178,7 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     return Roles(found)
 
 
-def tied_across(module: nn.Module, part: Iterable[str]) -> tuple[str, str] | None:
+def _tied_across(module: nn.Module, part: Iterable[str]) -> tuple[str, str] | None:
     """Two names of one tensor, of which one belongs to a part of the module."""
     own, seen = set(part), dict[int, str]()
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -185,3 +190,115 @@ def tied_across(module: nn.Module, part: Iterable[str]) -> tuple[str, str] | Non
 
 def _name(module: nn.Module) -> str:
     return type(module).__name__
+
+
+# ---------------------------------------------------------------------- the head as a layer
+
+Shape = tuple[int, ...] | None
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def head_layer(module: nn.Module, roles: Roles) -> str:
+    """Name of the innermost layer that has the head's parameters and buffers, and no others.
+
+    Raises:
+        ConfigurationError: The head is not one layer.
+    """
+    fitting = [
+        name
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if name and not in_parametrization(name) and {f"{name}.{own}" for own in layer.state_dict()} == roles.head
+    ]
+    if not fitting:
+        raise ConfigurationError(
+            f"a method on features takes a head that is one layer of {type(module).__name__} (such as nn.Linear, or "
+            f"nn.Sequential with one): head= has {', '.join(sorted(roles.head)) or 'nothing'}"
+        )
+    innermost: str = max(fitting, key=len)
+    return innermost
+
+
+def input_width(head: nn.Module, seen: Shape = None) -> int | None:
+    """Width of what enters a head; ``None`` where neither its layers nor a traced batch tell it.
+
+    Args:
+        head: The head.
+        seen: Shape of what entered it in a traced batch.
+    """
+    first = next(iter(_linear(head)), None)
+    return first.in_features if isinstance(first, nn.Linear) else width_of(seen) or _size(first, 1)
+
+
+def number_of_scores(head: nn.Module, seen: Shape = None) -> int | None:
+    """Number of scores that a head gives; ``None`` where neither its layers nor a traced batch tell it.
+
+    Args:
+        head: The head.
+        seen: Shape of what it gave in a traced batch.
+    """
+    last = next(reversed(_linear(head)), None)
+    return last.out_features if isinstance(last, nn.Linear) else width_of(seen) or _size(last, 0)
+
+
+def is_linear(head: nn.Module) -> bool:
+    """Whether all of a head's layers with parameters are torch's own linear ones."""
+    own = [layer for layer in head.modules() if next(layer.parameters(recurse=False), None) is not None]
+    return all(isinstance(layer, nn.Linear) for layer in own)
+
+
+def width_of(shape: Shape) -> int | None:
+    """Number of features of each sample, where all further dimensions are 1."""
+    if shape is None or len(shape) < 2 or any(size != 1 for size in shape[2:]):
+        return None
+    return shape[1]
+
+
+def check_scores(head: nn.Module, name: str, width: int, method: str) -> None:
+    """Refuse a head that does not make scores of features alone, such as one that asks for the classes, too.
+
+    Raises:
+        ConfigurationError: It ends in an error, or gives something else.
+    """
+    like = next(head.parameters())
+    try:
+        own = copy.deepcopy(head, held_tensors(head)).eval()
+        with torch.no_grad(), isolate_rng():
+            shape = tuple(own(torch.zeros(2, width, dtype=like.dtype, device=like.device)).shape)
+        problem, cause = f"gave {shape}", None
+    except Exception as error:  # whatever a user's own layer raises, or that it gives no tensor
+        shape, problem, cause = (), f"ended in {type(error).__name__}: {error}", error
+    if len(shape) != 2 or shape[0] != 2:
+        raise ConfigurationError(
+            f"{method} passes features through the head by itself, and {name!r} (a {type(head).__name__}), called with "
+            f"features of the shape (2, {width}) alone, {problem}: let it give scores (2, classes) for these, or use a "
+            "method that leaves the head's calls to the module, such as FedPAC or FedProto"
+        ) from cause
+
+
+def renew(head: nn.Module, name: str) -> None:
+    """Give a head new random values, as when its layers were made.
+
+    Raises:
+        ConfigurationError: A layer with parameters does not say how.
+    """
+    for place, layer in head.named_modules():
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+        elif next(layer.parameters(recurse=False), None) is not None:
+            raise ConfigurationError(
+                f"personalize.train 'linear' starts with a new head, and {type(layer).__name__} at "
+                f"{'.'.join(filter(None, (name, place)))!r} has no reset_parameters that would make it new: use "
+                "'head', which goes on with the trained one"
+            )
+
+
+def _linear(head: nn.Module) -> list[nn.Module]:
+    """Layers with a weight (out, in), of whatever class: of a graph library, normalized, parametrized, adapted."""
+    named = [layer for name, layer in head.named_modules() if not in_parametrization(name)]
+    return [layer for layer in named if isinstance(layer, nn.Linear) or _size(layer, 0) is not None]
+
+
+def _size(layer: nn.Module | None, dimension: int) -> int | None:
+    weight = None if layer is None or isinstance(layer, _TABLES) else getattr(layer, "weight", None)
+    return weight.shape[dimension] if isinstance(weight, Tensor) and weight.ndim == 2 else None

@@ -17,10 +17,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
-from pfl_lightning.drop_in.fits.module_calls import patched
+from pfl_lightning.drop_in.fits.module_calls import lent_to_trainer
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.notices import naming_clients, silence
+from pfl_lightning.state.tensors import tensors_in
 
 __all__ = ["Trace", "in_parametrization", "trace_batch"]
 
@@ -109,9 +110,7 @@ def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
         inference_mode=False,
         default_root_dir=os.devnull,
     )
-    done: dict[str, Any] = dict.fromkeys(("setup", "teardown", "prepare_data", "configure_model"), _nothing)
-    done |= items.attributes(module) | items.hooks(module)
-    with patched(module, **done, configure_callbacks=list):
+    with lent_to_trainer(module, **items.attributes(module), **items.hooks(module)):
         if own.train.datamodule is None:
             trainer.fit(module, train_dataloaders=loader)
         else:
@@ -151,7 +150,7 @@ class _Watch(L.Callback):
         if made is not None:
             self.trace.outputs[name] = tuple(made.shape)
         if any(p.requires_grad for p in _own_parameters(self._layers[name])):
-            for tensor in _tensors(output):
+            for tensor in tensors_in(output):
                 if tensor.grad_fn is not None:
                     self._made.setdefault(tensor.grad_fn, name)
 
@@ -197,15 +196,3 @@ def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
     """Parameters of a layer without those of layers in it, and what its parametrized ones are made of."""
     made = layer.parametrizations.parameters() if is_parametrized(layer) else ()  # type: ignore[operator,union-attr]
     return [*layer.parameters(recurse=False), *made]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | tuple | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Done before."""

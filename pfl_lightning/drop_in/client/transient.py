@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricTracker
 
 from pfl_lightning.datamodules.adapters.loading.stages import DATA, data_in
-from pfl_lightning.drop_in.client.buffers import BufferForms
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.remembered import MISSING, Changes, Found, class_values, set_at
-from pfl_lightning.state.equality import same
 
-__all__ = ["Transient", "own_attributes"]
+__all__ = ["Transient", "keeps_attributes", "own_attributes", "say_what_is_left_out"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +24,10 @@ _NOT_THE_AUTHORS = ("torch.", "torchvision.", "torchmetrics.")
 _LIGHTNINGS = frozenset({*vars(L.LightningModule()), *vars(nn.Module()), "_compiled_call_impl"})
 # Methods that a metric wraps when it is made: they cannot be pickled, and its own __setstate__ makes them again.
 _WRAPPED = frozenset({"update", "compute"})
-_OF_LAYERS = (nn.Module, Optimizer, LRScheduler, L.Trainer, *DATA)
+
+
+class _Uncopied:
+    """Stands, as a class, for a value that could not be copied and is left alone."""
 
 
 class Transient:
@@ -38,7 +36,8 @@ class Transient:
     Attributes are kept as copies, in which modules, parameters and buffers stand for themselves, and an object that
     several layers have is one; dictionaries and lists are brought back in place, since functions may hold them, too.
     Data sets and what cannot be copied are left alone. Layers of torch have none that a step changes. Metric objects
-    are reset beside this.
+    are reset beside this. Of buffers the tensors themselves are held: who sets a buffer to another tensor leaves the
+    former one as it was.
 
     Args:
         module: The module.
@@ -48,19 +47,12 @@ class Transient:
         if isinstance(module, L.LightningModule):
             _ = module.hparams  # Lightning asks for them in a fit, which adds them where there are none
         memo, kept = _tensors_and_layers(module), set(plain_state(module))
-        self._attributes: dict[str, dict[str, Any]] = {}
-        self._names: dict[str, set[str]] = {}
-        self._forms = BufferForms(module)
-        self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
+        self._hold_buffers(module)
+        self._scratch = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
         trackers = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, MetricTracker))
         self._trackers = {name: (set(layer._modules), layer._increment_called) for name, layer in trackers}
-        for name, layer in module.named_modules():
-            if _keeps_attributes(layer):
-                self._attributes[name], self._names[name] = (
-                    _copies(own_attributes(layer), memo),
-                    set(own_attributes(layer)),
-                )
-        self._warned = False
+        owners = {name: layer for name, layer in module.named_modules() if keeps_attributes(layer)}
+        self._attributes = {name: _copies(own_attributes(layer), memo) for name, layer in owners.items()}
         self._named: set[str] = set()
         self._class_values = class_values(type(module))
 
@@ -69,28 +61,52 @@ class Transient:
         """Those of each layer, as they were."""
         return list(self._attributes.values())
 
-    def restore_forms(self, module: nn.Module) -> dict[str, str]:
-        """Bring buffers back to their names and shapes.
+    def _hold_buffers(self, module: nn.Module) -> None:
+        self._parameters = {name: set(layer._parameters.keys()) for name, layer in module.named_modules()}
+        self._held: dict[str, dict[str, tuple[Tensor | None, torch.Size | None]]] = {
+            name: {key: (buffer, None if buffer is None else buffer.shape) for key, buffer in layer._buffers.items()}
+            for name, layer in module.named_modules()
+        }
+
+    def restore_forms(self, module: nn.Module) -> list[str]:
+        """Bring back buffers that were added, taken away, or set to tensors of other shapes.
 
         Returns:
-            What has changed, of those that are part of the ``state_dict``, by name.
+            Names of those that are part of the ``state_dict``.
         """
-        return self._forms.restore(module)
+        found = []
+        for name, layer in module.named_modules():
+            held, now = self._held.get(name, {}), dict(layer._buffers.items())
+            # Parameters may have become buffers, as in a target network; layers may have been added.
+            added = now.keys() - held.keys() - self._parameters.get(name, now.keys())
+            for key in (*held, *added):
+                before, shape = held.get(key, (None, None))
+                own = now.get(key)
+                became = own is None and (key in vars(layer) or key in layer._parameters)
+                if key in held and (became or (None if own is None else own.shape) == shape):
+                    continue
+                if key not in layer._non_persistent_buffers_set:
+                    found.append(f"{name}.{key}".removeprefix("."))
+                if key in added:
+                    delattr(layer, key)
+                    continue
+                if before is not None and before.shape != shape:  # it was resized in place
+                    before = before.new_zeros(cast(torch.Size, shape))
+                layer._buffers[key] = before if before is None or own is None else before.to(own.device)
+        return found
 
     def restore(self, module: nn.Module) -> None:
         """Bring the module back to that."""
         self.restore_forms(module)
-        self._forms.hold(module)
-        known = _tensors_and_layers(module)
-        if not self._warned:
-            self._say_which_weights_are_lost(module, known)
-        memo = dict(known)
+        self._hold_buffers(module)
+        memo = _tensors_and_layers(module)
         for name, first in self._attributes.items():
             layer = module.get_submodule(name)
-            for added in own_attributes(layer).keys() - self._names[name]:
+            for added in own_attributes(layer).keys() - first.keys():
                 delattr(layer, added)
             for attribute, value in _copies(first, memo).items():
-                vars(layer)[attribute] = _in_place(vars(layer).get(attribute), value)
+                if value is not _Uncopied:
+                    vars(layer)[attribute] = _in_place(vars(layer).get(attribute), value)
         for name, (kept_steps, begun) in self._trackers.items():
             tracker = cast(MetricTracker, module.get_submodule(name))
             for step in tracker._modules.keys() - kept_steps:
@@ -98,21 +114,20 @@ class Transient:
             tracker._increment_called = begun
         buffers = dict(module.named_buffers())
         with torch.no_grad():
-            for name, value in self._buffers.items():
+            for name, value in self._scratch.items():
                 if name in buffers:
                     buffers[name].copy_(value)
 
     def changes(self, module: nn.Module) -> dict[str, Found]:
         """Plain values that a local fit has changed in attributes, by the names of the layers; the rest is named once.
 
-        Weights that an object follows are left out, as :meth:`restore` says, and so are metric objects.
+        Metric objects are left out.
         """
-        known, forms, found, lost = _tensors_and_layers(module), _forms(module), dict[str, Found](), dict[str, str]()
+        known, found, lost = _tensors_and_layers(module).keys(), dict[str, Found](), dict[str, str]()
         for name, first in self._attributes.items():
-            layer, changes = module.get_submodule(name), Changes(known.keys())
+            layer, changes = module.get_submodule(name), Changes(known)
             for attribute, value in own_attributes(layer).items() if not isinstance(layer, Metric) else ():
-                copied_or_new = attribute in first or attribute not in self._names[name]
-                if copied_or_new and not _follows_weights(value, first.get(attribute), forms, known):
+                if first.get(attribute) is not _Uncopied:
                     changes.compare(value, first.get(attribute, MISSING), (attribute,))
             if changes.found:
                 found[name] = changes.found
@@ -137,7 +152,8 @@ class Transient:
             _log.warning(
                 "local fits change attributes of %s that are not kept for the client's next: %s. Each local fit and "
                 "evaluation begins with their first values. Numbers, strings, small tensors, and lists and "
-                "dictionaries of these are kept; a larger tensor belongs into register_buffer",
+                "dictionaries of these are kept; a larger tensor belongs into register_buffer, and an average of the "
+                "weights into a layer (a copy of the network), or use Lightning's WeightAveraging",
                 kind.__name__,
                 "; ".join(f"{name} ({reason})" for name, reason in new.items()),
             )
@@ -150,50 +166,25 @@ class Transient:
                 shared[0].rpartition(".")[2],
             )
 
-    def _say_which_weights_are_lost(self, module: nn.Module, known: dict[int, Any]) -> None:
-        """Warn once of an object that has followed the weights in a local fit, such as an average of them."""
-        forms = _forms(module)
-        for name, first in self._attributes.items():
-            for attribute, value in own_attributes(module.get_submodule(name)).items():
-                if _follows_weights(value, first.get(attribute), forms, known):
-                    self._warned = True
-                    _log.warning(
-                        "%s.%s (a %s) holds weights that a local fit has changed. It is no part of the state_dict: "
-                        "every local fit and evaluation begins with those that it held at the start, so that an "
-                        "average of the weights does not go on from round to round, and evaluations with it are of "
-                        "the first weights. Make it a layer (a copy of the network that is a submodule, or buffers), "
-                        "or use Lightning's WeightAveraging",
-                        type(module).__name__,
-                        f"{name}.{attribute}".removeprefix("."),
-                        type(value).__name__,
-                    )
+
+def say_what_is_left_out(kind: str, names: Sequence[str]) -> None:
+    """Warn of buffers that have changed their form.
+
+    Args:
+        kind: Class of the module.
+        names: What :meth:`Transient.restore_forms` returned.
+    """
+    _log.warning(
+        "buffers of %s changed their shapes in a local fit or an evaluation: %s. One shape holds for all clients "
+        "and the server, so that these values are neither sent nor saved, and every local fit and evaluation begins "
+        "with the first shape. To have them averaged and saved, give register_buffer the final shape in __init__",
+        kind,
+        ", ".join(names),
+    )
 
 
-def _forms(module: nn.Module) -> Counter[torch.Size]:
-    return Counter(p.shape for p in module.parameters() if p.requires_grad)
-
-
-def _follows_weights(value: Any, first: Any, forms: Counter[torch.Size], known: dict[int, Any]) -> bool:
-    """Whether an object has tensors of the shapes of all weights, and a local fit has changed them."""
-    now = [t for t in _tensors(value) if id(t) not in known]
-    if len(now) < max(2, forms.total()) or forms - Counter(t.shape for t in now):
-        return False
-    before = list(_tensors(first))
-    return len(before) != len(now) or not all(map(same, before, now))
-
-
-def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
-    """Tensors of floating-point numbers in an object, its attributes, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif depth and not isinstance(value, _OF_LAYERS):
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
-        for part in vars(value).values() if parts is None and hasattr(value, "__dict__") else parts or ():
-            yield from _tensors(part, depth - 1)
-
-
-def _keeps_attributes(layer: nn.Module) -> bool:
+def keeps_attributes(layer: nn.Module) -> bool:
+    """Whether a layer may have Python attributes that a step changes."""
     return isinstance(layer, Metric) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
 
 
@@ -234,5 +225,5 @@ def _copies(values: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
         try:
             found[name] = copy.deepcopy(value, memo)
         except Exception:  # whatever an object's own copying may raise: a lock, a file, an open connection
-            continue
+            found[name] = _Uncopied
     return found

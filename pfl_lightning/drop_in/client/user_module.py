@@ -12,15 +12,13 @@ from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
-from pfl_lightning.drop_in.client.buffers import say_what_is_left_out
-from pfl_lightning.drop_in.client.chosen import ChosenParts
 from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors, make_leaves
 from pfl_lightning.drop_in.client.frozen import chosen_names, shared_memory
 from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.plain_state import EXTRA_STATE, plain_state, plain_states
 from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles
-from pfl_lightning.drop_in.client.transient import Transient
+from pfl_lightning.drop_in.client.transient import Transient, say_what_is_left_out
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.local_evaluation import score_module
 from pfl_lightning.drop_in.fits.local_fit import fit_module
@@ -63,7 +61,7 @@ class UserModule(ModuleSteps):
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.client.copies.copied`.
         frozen: See :func:`~pfl_lightning.drop_in.client.frozen.frozen_parameters`.
-        chosen: What its user keeps on the clients, or shares.
+        chosen: Names in the module of what its user keeps on the clients, and of what the user shares.
     """
 
     local = LocalHooks()  # none, until the federation has set them
@@ -74,11 +72,10 @@ class UserModule(ModuleSteps):
         roles: Roles,
         factory: Factory | None = None,
         frozen: Sequence[str] | None = None,
-        chosen: ChosenParts | None = None,
+        chosen: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
     ) -> None:
         self.module, self.roles, self.factory, self.frozen_patterns = module, roles, factory, frozen
-        self.chosen = (chosen or ChosenParts()).names_in(module)
-        """Names in the module of what its user keeps on the clients, and of what the user shares."""
+        self.chosen = chosen
         self._transients: list[Transient] = []  # made before the first fit
         self._said_of_buffers: set[str] = set()
 
@@ -289,12 +286,11 @@ class UserModule(ModuleSteps):
 
     def restore_buffers(self) -> None:
         """Bring buffers back to the names and shapes that all clients begin with; what has changed is said once."""
-        found = dict[str, str]()
-        for transient, network in zip(self._transients, self.networks(), strict=False):
-            found |= transient.restore_forms(network)
-        new = {name: change for name, change in found.items() if name not in self._said_of_buffers}
+        pairs = zip(self._transients, self.networks(), strict=False)
+        found = dict.fromkeys(name for transient, network in pairs for name in transient.restore_forms(network))
+        new = [name for name in found if name not in self._said_of_buffers]
         if new:
-            self._said_of_buffers |= new.keys()
+            self._said_of_buffers |= {*new}
             say_what_is_left_out(type(self.module).__name__, new)
 
     def forget_given(self) -> None:

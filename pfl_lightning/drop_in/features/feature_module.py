@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource, TwoViews
-from pfl_lightning.drop_in.client.head import head_layer, renew
 from pfl_lightning.drop_in.client.new_client import new_client
+from pfl_lightning.drop_in.client.roles import head_layer, renew
 from pfl_lightning.drop_in.client.user_module import UserModule
 from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder

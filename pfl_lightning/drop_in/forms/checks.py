@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Collection
 from functools import partial
 from typing import Any, cast
 
@@ -12,12 +13,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.datamodules.adapters.loading.stages import brings
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.older_package import is_older
 
-__all__ = ["check_labels", "check_module", "split_method"]
+__all__ = ["check_labels", "check_method", "check_module", "split_method"]
+
+OF_MODULE = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler", "schedule", "head_relu"}
+"""Options of clients that make their layers and optimizers themselves."""
 
 
 def check_labels(labels: Any) -> None:
@@ -54,10 +59,7 @@ def check_module(module: Any) -> L.LightningModule:
         raise ConfigurationError(
             f"expected a LightningModule of the package lightning or pytorch_lightning, no federation yet, got {name}"
         )
-    inherited = type(module).training_step.__module__.endswith("lightning.core.module") or (
-        type(module).training_step is L.LightningModule.training_step
-    )
-    if inherited and "training_step" not in vars(module):
+    if not brings(module, "training_step"):
         raise ConfigurationError(f"{type(module).__name__} has no training_step")
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
     if lazy:
@@ -87,3 +89,31 @@ def split_method(method: Any) -> tuple[type[FederatedClient], dict[str, Any]]:
     if not (inspect.isclass(made) and issubclass(made, FederatedClient)):
         raise ConfigurationError(f"method must be a class of pfl_lightning.methods or a partial of one, got {method!r}")
     return made, settings
+
+
+def check_method(method: type[FederatedClient], settings: Collection[str]) -> None:
+    """Refuse a method that needs an encoder of its own, and options that are the module's affair.
+
+    Args:
+        method: Class of the client.
+        settings: Names of the hyper-parameters that are given.
+
+    Raises:
+        ConfigurationError: Says how layers of the module are an encoder, or where the option is set.
+    """
+    if not (method.model_agnostic or method.feature_based):
+        raise ConfigurationError(
+            f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take. "
+            f"Train its layers that give one vector for each sample: Federation({method.__name__}, encoder=lambda "
+            "shape: Net().backbone), with their width as backbone.out_features, on data of images such as "
+            "FromLightning (docs/drop_in.md has an example). Or use a method that needs the module's training step, or "
+            "its features, alone (`pfl methods` has a list), or your own with model_agnostic = True or feature_based = "
+            "True"
+        )
+    own = ", ".join(sorted({*settings} & OF_MODULE))
+    if own:
+        raise ConfigurationError(
+            f"{own}: not for a user's LightningModule, whose layers stay as they are and whose configure_optimizers "
+            "says how it is trained (federate and FederatedLoop have an option schedule of their own; features= names "
+            "the layer whose output are the features, such as the one before a ReLU)"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -100,69 +100,51 @@ def data_of(
                 f"{what} is divided among clients already: leave out partition, num_clients, labels and "
                 "shared_evaluation"
             )
-        return given if isinstance(given, FederatedDataModule) else _silos(given)
+        return given if isinstance(given, FederatedDataModule) else FromSilos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):
         nothing = "nothing, and the module has no train_dataloader of its own"
         raise ConfigurationError(
             "expected a LightningDataModule, a DataLoader, or a list with the data of each client, got "
             f"{nothing if given is None else type(given).__name__}"
         )
-    data = FromLoaders(_rule(division), datamodule=given, labels=division.labels)
-    data.shared_evaluation = division.shared_evaluation
-    data.holds_out = evaluates or module is None or brings(module, "validation_step") or brings(module, "test_step")
-    return data
-
-
-def _rule(division: Division) -> Partitioner:
     partition, num_clients = division.partition, division.num_clients
-    if (partition is None) == (num_clients is None):
+    rule = IID(num_clients) if partition is None and num_clients is not None else partition
+    if not isinstance(rule, Partitioner) or (partition is not None and num_clients is not None):
         raise ConfigurationError(
             "give either partition, a rule of pfl_lightning.datamodules, or num_clients for an even random division; "
             f"got partition={partition!r}, num_clients={num_clients!r}"
         )
-    rule = IID(num_clients) if partition is None and num_clients is not None else partition
-    if not isinstance(rule, Partitioner):
-        raise ConfigurationError(f"partition must be a rule of pfl_lightning.datamodules, got {rule!r}")
-    return rule
+    data = FromLoaders(rule, datamodule=given, labels=division.labels)
+    data.shared_evaluation = division.shared_evaluation
+    data.holds_out = evaluates or module is None or brings(module, "validation_step") or brings(module, "test_step")
+    return data
 
 
 def _from_loaders(
     given: Any, loaders: Mapping[str, Any], division: Division, module: L.LightningModule | None
 ) -> GivenLoaders | list[GivenLoaders]:
     """One data module of loaders, or one for each client where they are lists of one a client."""
-    plain = isinstance(given, DataLoader | CombinedLoader | dict) or (
-        isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
-    )
-    names, trains = ", ".join(loaders), module is not None and brings(module, HOOKS[0])
-    if (given is not None and (not plain or GIVEN[0] in loaders)) or (
-        given is None and GIVEN[0] not in loaders and not trains
+    is_list = isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
+    trains = is_list or isinstance(given, DataLoader | CombinedLoader | dict)
+    found = {GIVEN[0]: given, **loaders} if trains else dict(loaders)
+    own = found.get(GIVEN[0])
+    if (given is not None and (not trains or GIVEN[0] in loaders)) or (
+        own is None and (module is None or not brings(module, HOOKS[0]))
     ):
         raise ConfigurationError(
-            f"got {names} and {'no loader for training' if given is None else f'a {type(given).__name__}'}: give "
-            "either a LightningDataModule, or train_dataloaders with val_dataloaders and test_dataloaders where there "
-            "are some"
+            f"got {', '.join(loaders)} and {'no loader for training' if given is None else f'a {type(given).__name__}'}"
+            ": give either a LightningDataModule, or train_dataloaders with val_dataloaders and test_dataloaders where "
+            "there are some"
         )
-    found = dict(loaders) if given is None else {GIVEN[0]: given, **loaders}
-    own = found.get(GIVEN[0])
     if not isinstance(own, list | tuple) or division.is_given:
         return GivenLoaders(*map(found.get, GIVEN), module=module)
-    number = len(own)
-    for name, each in found.items():
-        if not isinstance(each, list | tuple) or len(each) != number:
-            got = len(each) if isinstance(each, list | tuple) else f"a {type(each).__name__}"
-            raise ConfigurationError(
-                f"there are {number} loaders for training, one a client, and {name} is {got}: give {number}, too, or "
-                "num_clients for one loader that is divided among clients"
-            )
-    columns = [found.get(name) or [None] * number for name in GIVEN]
+    columns = [found.get(name) or [None] * len(own) for name in GIVEN]
+    if any(not isinstance(column, list | tuple) or len(column) != len(own) for column in columns):
+        raise ConfigurationError(
+            f"there are {len(own)} loaders for training, one a client, and other loaders are not {len(own)}: give a "
+            "list of as many, or num_clients for one loader that is divided among clients"
+        )
     return [GivenLoaders(*row) for row in zip(*columns, strict=True)]
-
-
-def _silos(given: Sequence[Any]) -> FromSilos:
-    try:
-        return FromSilos(given)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
 
 
 class _StreamOfModule(IterableDataset[Any]):

@@ -9,28 +9,24 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.client.chosen import ChosenParts
+from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
 from pfl_lightning.drop_in.client.copies import Factory
-from pfl_lightning.drop_in.client.frozen import apart, name_followers
-from pfl_lightning.drop_in.client.new_client import check_method
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.user_module import UserModule, bare_name
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.resume import Continuity
-from pfl_lightning.drop_in.forms.checks import check_module, split_method
-from pfl_lightning.drop_in.forms.cli_optimizers import take_cli_optimizers
+from pfl_lightning.drop_in.forms.checks import check_method, check_module, split_method
 from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_local
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
-from pfl_lightning.drop_in.outer.set_up import set_up_by, warn_of_pooled_numbers
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
 from pfl_lightning.drop_in.outer.user_hooks import UserHooks
 from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
+from pfl_lightning.drop_in.predictions import NamesUnsharedParts
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Scores
@@ -96,16 +92,12 @@ class ModuleFederation(UserHooks):
     ) -> None:
         module = check_module(module)
         made, settings = split_method(method)
-        check_method(made)
+        check_method(made, settings)
         super().__init__(partial(made, **settings), type(module), engine=engine or TrainerEngine(), **options)
-        chosen = ChosenParts(personal, shared)
-        parts = ClientParts(made, settings, head, features, labels, module_factory, frozen, chosen)
-        first = parts.copied(module)
-        take_cli_optimizers(module, first)
-        self._parts, self.owner = parts, UserModuleOwner(module, first, module_factory, frozen)
-        name_followers(module, frozen)
+        parts = ClientParts(made, settings, head, features, labels, module_factory, frozen, personal, shared)
+        self._parts, self.owner = parts, UserModuleOwner(module)
         if plain_state(module):  # otherwise it makes its layers in setup
-            parts.try_out(self.owner.first_once_more())
+            parts.try_out(parts.copied(module))
         self.loop, self.logs = loop, LogsOverClients(type(module).__name__, monitor)
         self._hparams = AttributeDict({"method": made.__name__, **module.hparams})
         check_local(local_callbacks, self.has_inner_trainers)
@@ -122,17 +114,19 @@ class ModuleFederation(UserHooks):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
+        if self.trainer.state.fn == TrainerFn.PREDICTING:
+            self.predict_by_module()
+            return [NamesUnsharedParts(self)]
         self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
-        if not self._project_validates:
-            self.handed.leave_out_validation(self.trainer)
+        own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
+        if not brings(self.user_module, "validation_step") or (own is not None and not gives(own, "val_dataloader")):
+            self.handed.leave_out_validation(self.trainer)  # a plain run would not validate
         try:
             check_options(self.trainer, call_with_options(self.trainer.callbacks))  # type: ignore[attr-defined]
         except ConfigurationError:
             self.handed.give_back()
             raise
-        changes = self.owner.changes
-        changes.begin(self.user_module)
-        changes.warn(type(self.user_module).__name__, self.stage_name == "fit")
+        self.owner.begin_call(self.stage_name == "fit")
         given = self.user_module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *missing_callbacks(self.trainer, lambda: self.loop, own)]
@@ -145,21 +139,13 @@ class ModuleFederation(UserHooks):
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""
-        module = self.owner.first_once_more()
+        trainer = trainer_or_none(self)
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
-            with self.owner.handed_to(module), set_up_by(module, trainer_or_none(self)):
-                if is_overridden("setup", module):  # first, as in a Trainer
-                    module.setup(self.stage_name)
-                if is_overridden("configure_model", module):
-                    module.configure_model()
-            epochs = None if trainer_or_none(self) is None else self.trainer.max_epochs
-            warn_of_pooled_numbers(module, self.owner.places, data, epochs)
+            self.owner.begin(self.stage_name, trainer, data)
+            module = self._parts.copied(self.user_module)
             client = self._parts.make(module, data)
         model = cast(UserModule, client.user_module)
         model.local, model.continuity = self.local, self._continuity
-        thawed = {name for name in self.owner.shared_names() if f"module.{name}" not in client.frozen}
-        for network in (model.module, self.owner.first):
-            apart(network, thawed)
         return [client]
 
     def _build(self, data: FederatedData) -> None:
@@ -175,7 +161,7 @@ class ModuleFederation(UserHooks):
         """Refuse ``shared=`` of what the method's server does not average."""
         _, shared = self._user_module.chosen
         sent = {bare_name(name) for name in self._sent()} if shared else set()
-        unsent = sorted(shared - sent - self.owner.shared_names())
+        unsent = sorted(shared - sent - self._user_module.frozen_in_module())
         if unsent:
             raise ConfigurationError(
                 f"shared= names {unsent[0]}, and the server of {self.method_name} averages no such part of a model: "

@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
-from weakref import ref
 
 import lightning as L
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -25,37 +24,39 @@ __all__ = ["Changes", "ModuleFingerprint", "data_sets"]
 _NAMED = 4
 """How many names of each kind a message has."""
 
-_UNKNOWN = object()
+_Parts = dict[str, Mapping[str, Any]]
 
 
 class ModuleFingerprint:
-    """What a module is like: values that are plain as copies, tensors as hashes, and of other objects the identity.
+    """What a module is like: copies of values that are plain, hashes of tensors, and other objects themselves.
 
     Args:
         module: The module.
-        whole: Whether layers, hyper-parameters and tensors count, too, beside the attributes.
     """
 
-    def __init__(self, module: L.LightningModule, whole: bool = False) -> None:
-        parts = _parts(module) if whole else {"attributes": _attributes(module)}
-        self.kept = {kind: {str(n): _kept(value) for n, value in own.items()} for kind, own in parts.items()}
+    def __init__(self, module: L.LightningModule) -> None:
+        self.kept: dict[str, dict[str, Any]] = {
+            kind: {str(n): copy.deepcopy(value) if plain(value) else value for n, value in own.items()}
+            for kind, own in _parts(module).items()
+        }
 
     def attributes_changed_in(self, module: L.LightningModule) -> set[str]:
-        """Names of those Python attributes of a module that are new or others; what cannot be told is left out."""
-        return _changed(self.kept["attributes"], _attributes(module))
+        """Names of those Python attributes of a module that are new or others."""
+        return self._changed("attributes", _attributes(module))
 
     def changes_in(self, module: L.LightningModule) -> dict[str, set[str]]:
-        """Names of what is new or another one in a module, by what it is."""
+        """Names of what is new, another one or, of layers, gone in a module, by what it is."""
         now = _parts(module)
-        found = {kind: _changed(self.kept[kind], own) for kind, own in now.items()}
-        layers = _outermost(found["layers"] | (self.kept["layers"].keys() - now["layers"].keys()))
-        inside = tuple(f"{name}." for name in layers)
-        for kind in ("requires_grad of", "values of"):
-            known = found[kind] & self.kept[kind].keys() - layers
-            found[kind] = {name for name in known if not name.startswith(inside)}
+        found = {kind: self._changed(kind, own) for kind, own in now.items()}
+        found["layers"] |= self.kept["layers"].keys() - now["layers"].keys()
         # A Trainer has called configure_callbacks before.
         found["attributes"] = {name for name in found["attributes"] if not lightning_kinds(vars(module)[name])}
-        return {**found, "layers": layers}
+        return found
+
+    def _changed(self, kind: str, now: Mapping[str, Any]) -> set[str]:
+        kept = self.kept[kind]
+        alike = {str(n) for n, value in now.items() if n in kept and (_same(kept[n], value))}
+        return {*map(str, now)} - alike
 
 
 class Changes:
@@ -79,7 +80,7 @@ class Changes:
             module: The module, which holds the global model unless ``values`` are given.
             values: Those of the fingerprint before, where the call has loaded others.
         """
-        self._last = ModuleFingerprint(module, whole=True)
+        self._last = ModuleFingerprint(module)
         if values is not None:
             self._last.kept["values of"] = dict(values)
 
@@ -117,12 +118,11 @@ class Changes:
         )
 
 
-def _parts(module: L.LightningModule) -> dict[str, Mapping[str, Any]]:
-    """What is compared, by what it is; parameters count as layers, too, when they come or go."""
-    trains = {name: p.requires_grad for name, p in module.named_parameters()}
+def _parts(module: L.LightningModule) -> _Parts:
+    """What is compared, by what it is."""
     return {
-        "layers": {name: layer for name, layer in module.named_modules() if name} | dict.fromkeys(trains, ""),
-        "requires_grad of": trains,
+        "layers": {name: layer for name, layer in module.named_modules() if name},
+        "requires_grad of": {name: p.requires_grad for name, p in module.named_parameters()},
         "hyper-parameters": module.hparams,
         "attributes": _attributes(module),
         "values of": {name: content_hash(value) for name, value in plain_state(module).items() if not value.is_meta},
@@ -146,32 +146,8 @@ def _is_shared(data: Any) -> bool:
     return isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset)
 
 
-def _kept(value: Any) -> Any:
-    """A copy of what is made of numbers and words; otherwise a function that gives the object, where it can be kept."""
-    if plain(value):
-        return copy.deepcopy(value)
-    try:
-        return ref(value)
-    except TypeError:  # a set, a list of tensors, ...
-        return _UNKNOWN if next(data_in(value), None) is None else lambda: value
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    return {str(name) for name, value in now.items() if name not in before or _differs(before[name], value)}
-
-
-def _differs(before: Any, now: Any) -> bool:
-    if before is _UNKNOWN:
-        return plain(now)
-    return before() is not now if callable(before) else not (plain(now) and same(before, now))
-
-
-def _outermost(names: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for name in sorted(names):
-        if not name.startswith(tuple(f"{other}." for other in found)):
-            found.add(name)
-    return found
+def _same(kept: Any, now: Any) -> bool:
+    return same(kept, now) if plain(kept) and plain(now) else kept is now
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,13 +12,13 @@ import lightning as L
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options, lightning_kinds, refuse_callback
-from pfl_lightning.lightning_private import SECONDS_BETWEEN_VALIDATIONS, prunes_for_good, steps_between_checkpoints
+from pfl_lightning.lightning_private import VALIDATION_TIME, seconds_between_validations, steps_between_checkpoints
 
-__all__ = ["HandedOptions", "check_epochs", "check_local", "copies", "is_own", "sees_evaluations", "sort_callbacks"]
+__all__ = ["HandedOptions", "check_local", "copies", "is_own", "sees_evaluations", "sort_callbacks"]
 
 _log = logging.getLogger(__name__)
 
-_MOVED = {"StochasticWeightAveraging", "WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMonitor"}
+_MOVED = {"WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMonitor"}
 """Callbacks of Lightning that act on a model and its optimizers while it is trained."""
 
 _PACKAGES = ("lightning.", "pytorch_lightning.", "pfl_lightning.")
@@ -75,11 +75,6 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
                 f"{name} runs inside local fits, and this engine has no Trainer there: use TrainerEngine"
             )
         refuse_callback(callback, "inside")
-        if "ModelPruning" in kinds and not prunes_for_good(callback):
-            raise ConfigurationError(
-                f"{name}(make_pruning_permanent=False) leaves masks in the clients' models, which the server's does "
-                "not have: leave that option out"
-            )
         try:
             copies([callback])
         except Exception as error:  # whatever an object's own copying may raise
@@ -87,35 +82,6 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
                 f"each local fit has its own copy of {name}, and it cannot be copied ({type(error).__name__}: "
                 f"{error}): make what cannot be copied in its setup"
             ) from error
-
-
-def check_epochs(
-    callbacks: Iterable[L.Callback], epochs: Iterable[int], continues: bool, call: str = "federate"
-) -> None:
-    """Refuse callbacks whose epochs would not come.
-
-    Args:
-        callbacks: Those inside local fits.
-        epochs: Epochs of each phase of a local fit.
-        continues: Whether ``current_epoch`` goes on over a client's rounds.
-        call: What has the options of the federation in the user's code.
-
-    Raises:
-        ConfigurationError: They would have no effect, or undo the training.
-    """
-    least = min(epochs, default=0)
-    averaging = [type(each).__name__ for each in callbacks if "StochasticWeightAveraging" in lightning_kinds(each)]
-    if averaging and continues:
-        raise ConfigurationError(
-            f"{averaging[0]} counts the epochs of one fit, and starts again in each local fit: use {call}(..., "
-            "schedule='restart'), by which local fits count from 0"
-        )
-    if averaging and least < 2:
-        raise ConfigurationError(
-            f"{averaging[0]} averages the weights that a client has at the start of its local epochs, and there is "
-            f"{least} in a round: nothing would be trained; use {call}(..., epochs=2) or more, or "
-            "EMAWeightAveraging, which averages over steps"
-        )
 
 
 def copies(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
@@ -139,24 +105,17 @@ def sees_evaluations(callback: L.Callback) -> bool:
 
 
 def _warn_of_batches(callbacks: Iterable[L.Callback], call: str) -> None:
-    """Warn of callbacks that would take clients for batches, and of checkpoints that count steps."""
+    """Warn of callbacks that would take clients for batches, such as checkpoints that count steps."""
     found = []
     for callback in callbacks:
-        name, own = type(callback).__name__, _hooks_of_batches(callback)
+        own = _hooks_of_batches(callback) + (["every_n_train_steps"] if steps_between_checkpoints(callback) else [])
         if own:
-            found.append(f"{name} ({', '.join(own)})")
-        steps = steps_between_checkpoints(callback)
-        if steps:
-            _log.warning(
-                "%s(every_n_train_steps=%d) does not count the steps of clients, and no fit goes on from what it saves "
-                "in the middle of a round: use every_n_epochs, which counts rounds",
-                name,
-                steps,
-            )
+            found.append(f"{type(callback).__name__} ({', '.join(own)})")
     if found:
         warnings.warn(
-            f"{'; '.join(found)}: in the outer Trainer a batch is a client, and there is no backward pass. For the "
-            f"batches of each client use {call}(..., local_callbacks=[...])",
+            f"{'; '.join(found)}: in the outer Trainer a batch is a client, a step is none of theirs, and there is no "
+            f"backward pass. For the batches of each client use {call}(..., local_callbacks=[...]), and every_n_epochs "
+            "for checkpoints after so many rounds",
             stacklevel=2,
         )
 
@@ -190,10 +149,6 @@ _NONE_INSIDE: dict[str, Any] = dict.fromkeys(_NONE_OUTSIDE) | {
 """Values of an engine that was not given the option."""
 
 
-_OF_CLASS = object()
-"""In the place of a method that an object has from its class."""
-
-
 class HandedOptions:
     """Gives an engine what its Trainers are to do with batches, in place of the outer Trainer, until the run ends."""
 
@@ -225,19 +180,17 @@ class HandedOptions:
     def leave_out_validation(self, trainer: Any) -> None:
         """Let the outer Trainer know of no validation within an epoch, which a plain run has not without validation."""
         self.keep(trainer, "val_check_interval", 1.0)
-        if hasattr(trainer, SECONDS_BETWEEN_VALIDATIONS):
-            self.keep(trainer, SECONDS_BETWEEN_VALIDATIONS, None)
+        if seconds_between_validations(trainer) is not None:
+            self.keep(trainer, VALIDATION_TIME, None)
         if trainer.check_val_every_n_epoch is None:
             self.keep(trainer, "check_val_every_n_epoch", 1)
 
     def keep(self, owner: Any, name: str, value: Any) -> None:
-        """Let an attribute, or a method, have another value until the run ends."""
-        before = getattr(owner, name)
-        self._before.append((owner, name, _OF_CLASS if callable(before) and name not in vars(owner) else before))
+        """Let an attribute have another value until the run ends."""
+        self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
     def give_back(self) -> None:
-        """Let all have their own options and methods again."""
+        """Let all have their own options again."""
         while self._before:
-            owner, name, before = self._before.pop()
-            delattr(owner, name) if before is _OF_CLASS else setattr(owner, name, before)
+            setattr(*self._before.pop())

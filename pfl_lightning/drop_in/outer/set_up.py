@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -15,10 +15,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.fits.module_calls import names_in_code, patched
 from pfl_lightning.lightning_private import attached
 
-__all__ = ["OF_LOADERS", "set_up_by", "warn_of_pooled_numbers"]
-
-OF_LOADERS = "the hooks that make its loaders"
-_LOADER_HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
+__all__ = ["set_up_by", "warn_of_pooled_numbers"]
 
 
 @contextmanager
@@ -56,7 +53,7 @@ def set_up_by(module: L.LightningModule, trainer: Any) -> Iterator[None]:
 
 
 def warn_of_pooled_numbers(
-    module: L.LightningModule, places: Mapping[str, str], data: FederatedData, epochs: int | None
+    module: L.LightningModule, changed: Iterable[str], data: FederatedData, epochs: int | None
 ) -> None:
     """Warn of numbers that a module keeps, or reads from its data module, and that count the items of all clients.
 
@@ -64,28 +61,24 @@ def warn_of_pooled_numbers(
     the data module has counted, would be that of a plain run, and a client has fewer batches.
 
     Args:
-        module: The copy of the module that clients train, set up.
-        places: Where it has got its attributes from, by their names.
+        module: The module, set up.
+        changed: Names of the attributes that its hooks have set.
         data: The data.
         epochs: ``max_epochs`` of the outer Trainer.
     """
     counts: Mapping[int, str] = getattr(data, "pooled_numbers", {})
     if not counts:
         return
-    found, constants = [], _constants_beside_len(module)
-    for name, place in places.items():
-        for value in _numbers(vars(module).get(name)):
-            what = _counted(value, counts, epochs or 1)
-            if what is None and place == OF_LOADERS and constants is not None and value not in constants:
-                what = "computed"
-            if what is not None:
-                found.append(f"{type(module).__name__}.{name} = {value:g} ({what}, set in {place})")
-    own = getattr(data, "datamodule", None)
-    read = names_in_code(module)
-    for name, value in vars(own).items() if own is not None else ():
-        what = _counted(value, counts, epochs or 1) if name in read and list(_numbers(value)) else None
-        if what is not None:
-            found.append(f"{type(own).__name__}.{name} = {value:g} ({what})")
+    own, read = getattr(data, "datamodule", None), names_in_code(module)
+    looked_at = [(module, name) for name in sorted(changed)]
+    looked_at += [] if own is None else [(own, name) for name in vars(own) if name in read]
+    known = {number * times for number in counts for times in (1, epochs or 1)}
+    found = [
+        f"{type(owner).__name__}.{name} = {value:g}"
+        for owner, name in looked_at
+        for value in _numbers(vars(owner).get(name))
+        if value in known or any(n > 1 and math.isclose(value, 1 / n) for n in known)
+    ]
     if found:
         sizes, first = "; ".join(f"{number} {what}" for number, what in counts.items()), data.participating[0]
         warnings.warn(
@@ -104,21 +97,3 @@ def _numbers(value: Any) -> Iterator[int | float]:
     elif type(value) in (list, tuple, dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _numbers(part)
-
-
-def _counted(value: int | float, counts: Mapping[int, str], epochs: int) -> str | None:
-    """What a number counts: items or batches, in one epoch or in all, or what it is one of so many of."""
-    for number, what in counts.items():
-        for times, where in ((1, ""), (epochs, f" in {epochs} epochs")):
-            if value == number * times:
-                return f"the {what} of all clients{where}"
-            if number > 1 and isinstance(value, float) and math.isclose(value, 1 / (number * times)):
-                return f"one divided by the {what} of all clients{where}"
-    return None
-
-
-def _constants_beside_len(module: L.LightningModule) -> set[Any] | None:
-    """Constants in the hooks that make the module's loaders, where one of them asks for a length; else ``None``."""
-    codes = [getattr(getattr(type(module), name), "__code__", None) for name in _LOADER_HOOKS]
-    found = {each for code in codes if code is not None for each in code.co_consts if isinstance(each, int | float)}
-    return found if any("len" in code.co_names for code in codes if code is not None) else None

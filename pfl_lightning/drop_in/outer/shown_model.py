@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import PurePath
 from typing import Any
 from weakref import ref
 
@@ -28,7 +26,7 @@ from pfl_lightning.lightning_private import (
 )
 from pfl_lightning.state.checkpoints.file import plain, python_numbers
 
-__all__ = ["ShowsGlobalModel", "logged_hparams"]
+__all__ = ["ShowsGlobalModel"]
 
 _NEVER_SHOWN = {
     *(name for kind in Federation.__mro__ for name in vars(kind).get("__annotations__", ())),
@@ -47,33 +45,19 @@ class _Shown:
 
     Attributes:
         module: The copy.
-        holds: Which values it holds; ``None`` for old ones.
+        values: The server's tensors that it holds, with their versions, on a device: not the tensors themselves, since
+            they would be kept; none of old ones.
     """
 
     module: L.LightningModule
-    holds: _Values | None = None
+    values: list[tuple[ref[Tensor], int]] | None = None
+    device: torch.device | None = None
 
-
-class _Values:
-    """The values of some tensors, without the tensors: a new one may lie where an old one was.
-
-    Args:
-        tensors: The tensors.
-        device: Where they are wanted.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        self._held = [(ref(tensor), tensor._version) for tensor in tensors]
-        self._device = device
-
-    def are_those_of(self, tensors: Iterable[Tensor], device: torch.device) -> bool:
-        """Whether nothing has changed since."""
-        now = list(tensors)
-        return (
-            device == self._device
-            and len(now) == len(self._held)
-            and all(old() is new and version == new._version for (old, version), new in zip(self._held, now))
-        )
+    def is_current(self, tensors: Sequence[Tensor], device: torch.device) -> bool:
+        """Whether the server's tensors are those that it holds."""
+        if self.values is None or device != self.device or len(tensors) != len(self.values):
+            return False
+        return all(old() is new and version == new._version for (old, version), new in zip(self.values, tensors))
 
 
 class ShowsGlobalModel(Federation):
@@ -122,34 +106,23 @@ class ShowsGlobalModel(Federation):
         """
         if not self.is_set_up:
             return self.user_module
-        values = [*self.server.parameters(), *self.server.buffers()]
-        known = self._shown
-        if known is not None and known.holds is not None and known.holds.are_those_of(values, self.device):
-            if trainer_or_none(known.module) is not trainer_or_none(self):
-                known.module.trainer = trainer_or_none(self)
-            return known.module
-        with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
-            if self._shown is None:
+        if self._shown is None:
+            with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
                 self._shown = _Shown(self.global_model())
-                vars(self._shown.module)["log"] = self.log  # a method of the module may log
-            else:
-                self.load_global(self._shown.module)
-            module = self._shown.module.to(self.device).eval()
-        module.trainer = trainer_or_none(self)
-        self._shown.holds = _Values(values, self.device)
-        return module
+            vars(self._shown.module)["log"] = self.log  # a method of the module may log
+        shown, tensors = self._shown, [*self.server.parameters(), *self.server.buffers()]
+        if not shown.is_current(tensors, self.device):
+            with torch.inference_mode(False), torch.no_grad():
+                self.load_global(shown.module)
+                shown.module.to(self.device).eval()
+            shown.values, shown.device = [(ref(tensor), tensor._version) for tensor in tensors], self.device
+        if trainer_or_none(shown.module) is not trainer_or_none(self):
+            shown.module.trainer = trainer_or_none(self)
+        return shown.module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the global model gives, in evaluation mode; see :attr:`shown`."""
-        try:
-            return self.shown.eval()(*args, **kwargs)
-        except Exception as error:  # whatever the module raises for a number
-            if args and isinstance(args[0], Tensor) and args[0].numel() == 1 and not args[0].is_floating_point():
-                error.add_note(
-                    "loaders of the Trainer of a federation give numbers of clients: trainer.datamodule.datamodule has "
-                    "the project's own, and callbacks of federate(..., local_callbacks=[...]) see the clients' batches"
-                )
-            raise
+        return self.shown.eval()(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the global model, where the federation has none of this name; see :attr:`shown`."""
@@ -171,14 +144,16 @@ class ShowsGlobalModel(Federation):
         return name in vars(module) or hasattr(type(module), name) or (searches and hasattr(module, name))
 
     def log_hparams(self, method: str, datamodule: Any) -> None:
-        """Let loggers get what is plain of the project's hyper-parameters, before the Trainer asks for them.
+        """Let loggers get the hyper-parameters that they get in a plain run, and the name of the method.
 
         Args:
-            method: Name of the method.
+            method: Name of the method, which joins what the module logs.
             datamodule: The project's data module; ``None`` for none.
         """
-        self._hparams_initial = AttributeDict(logged_hparams(method, self.user_module, datamodule))
-        self._log_hyperparams = bool(self._hparams_initial)
+        own = hyperparameters_of(self.user_module)
+        found = {**({} if own is None else {"method": method, **own}), **(hyperparameters_of(datamodule) or {})}
+        self._hparams_initial = AttributeDict(python_numbers(found))
+        self._log_hyperparams = bool(found)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what can be read without the project's classes, where ``load_from_checkpoint`` looks for it.
@@ -199,45 +174,8 @@ class ShowsGlobalModel(Federation):
         """Restore the clients' states; the global model is then another, and is loaded when it is asked for."""
         super().set_extra_state(state)
         if self._shown is not None:
-            self._shown.holds = None
+            self._shown.values = None
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the copy that is shown, which is made when it is asked for."""
         return {**super().__getstate__(), "_shown": None}
-
-
-def logged_hparams(method: str, module: L.LightningModule, datamodule: Any = None) -> dict[str, Any]:
-    """The module's hyper-parameters and its data module's, as a plain run logs them, and the name of the method.
-
-    Args:
-        method: Name of the method, which joins what the module logs.
-        module: The module.
-        datamodule: The project's data module, if it has one.
-
-    Returns:
-        What is made of numbers and words, in lists and dictionaries, too; nothing where neither has any to log.
-    """
-    own = hyperparameters_of(module)
-    found = {} if own is None else {"method": method, **own}
-    return dict(_plain_entries({**found, **(hyperparameters_of(datamodule) or {})}))
-
-
-def _plain_entries(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        made = _made_plain(value)
-        if plain(made):
-            yield str(name), made
-
-
-def _made_plain(value: Any) -> Any:
-    """Containers of other kinds, such as OmegaConf's, as dictionaries and lists; what cannot be made plain as it is."""
-    value = python_numbers(value)
-    if plain(value):
-        return value
-    if isinstance(value, Mapping):
-        return dict(_plain_entries(value))
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_made_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.name
-    return str(value) if isinstance(value, PurePath) else value

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import wraps
 from typing import Any
 
 import lightning as L
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
+from pfl_lightning.datamodules.adapters.loading.stages import brings
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks, keep_results_in_place
-from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_epochs, sort_callbacks
-from pfl_lightning.drop_in.outer.set_up import set_up_by
+from pfl_lightning.drop_in.forms.trainer_data import data_given_to, put_in_place
+from pfl_lightning.drop_in.outer.handed_in import HandedOptions, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
-from pfl_lightning.drop_in.predictions import first_values, warn_of_unshared_parts
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.outer_callbacks import call_with_options
-from pfl_lightning.lightning_private import LOG_GRAPH, attached, predict_source, trainer_or_none
+from pfl_lightning.lightning_private import attached, trainer_or_none
+from pfl_lightning.older_package import as_older, as_written, is_older
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints.file import FEDERATION, as_module_would_write
 
@@ -28,16 +23,6 @@ __all__ = ["MODULE_CONTENT", "UserHooks"]
 
 MODULE_CONTENT = "pfl_lightning_module"
 """Key of what the module itself has put into a checkpoint."""
-
-_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-_PREDICT_HOOKS = (
-    *_BATCH_HOOKS,
-    "predict_dataloader",
-    "predict_step",
-    *(f"on_predict_{part}_{place}" for part in ("batch", "epoch") for place in ("start", "end")),
-    "on_predict_start",
-    "on_predict_end",
-)
 
 
 class UserHooks(ShowsGlobalModel):
@@ -69,12 +54,6 @@ class UserHooks(ShowsGlobalModel):
         if self._last_data is not None and not hasattr(datamodule, "client_data"):
             return self._last_data
         return super().data
-
-    @property
-    def _project_validates(self) -> bool:
-        """Whether a plain run of the project would validate: it has a step and, as far as is known, data for it."""
-        own = getattr(getattr(trainer_or_none(self), "datamodule", None), "datamodule", None)
-        return brings(self.user_module, "validation_step") and (own is None or gives(own, "val_dataloader"))
 
     # ------------------------------------------------------------------ callbacks of local fits
 
@@ -109,15 +88,6 @@ class UserHooks(ShowsGlobalModel):
             trainer: Any = trainer_or_none(self)
             trainer.callbacks = [*taken, *trainer.callbacks]
 
-    def on_fit_start(self) -> None:
-        """Start the engine, where callbacks inside local fits can have an effect."""
-        client = self.clients.models[0]
-        continues = client.user_module is not None and client.user_module.continuity.continues
-        trainer: Any = self.trainer
-        call = call_with_options(trainer.callbacks)
-        check_epochs(self.local.callbacks, [phase.epochs for phase in client.phases()], continues, call)
-        super().on_fit_start()
-
     def on_test_start(self) -> None:
         """Start the engine.
 
@@ -142,37 +112,23 @@ class UserHooks(ShowsGlobalModel):
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with attached(self.user_module, trainer_or_none(self)), self.owner.preparing():
+        with attached(self.user_module, trainer_or_none(self)):
             self.user_module.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Build the clients, or call the module's own ``setup`` for a stage that they have not seen."""
-        has_data = hasattr(getattr(self.trainer, "datamodule", None), "client_data")
-        if stage == "predict" and not has_data:
-            if not self.is_set_up:
-                raise ConfigurationError(
-                    "a federation that was not fitted takes its shape from the data: fit, validate or test it before "
-                    "trainer.predict(federation, dataloaders=...), or give datamodule=, the one that federate returned"
-                )
-        else:
-            before = self.is_set_up
-            super().setup(stage)
-            self._show_to_clients()
-            self._last_data = self.data
-            if not before:
-                self._stages_seen = {stage}
+        before = self.is_set_up
+        super().setup(stage)
+        self._show_to_clients()
+        self._last_data = self.data
+        if not before:
+            self._stages_seen = {stage}
         self._set_up_for(stage)
-        if stage == "predict":
-            self._predict_like_the_module(has_data)
 
     def _show_to_clients(self) -> None:
-        """Let the outer Trainer's loggers be known inside, and have the graph of the author's module."""
+        """Let the outer Trainer's loggers be known inside."""
         self.local.outer.trainer = self.trainer
         keep_results_in_place(self.trainer)  # a round has several values of every client
-        for logger in self.trainer.loggers:
-            if getattr(logger, LOG_GRAPH, False):
-                logger.log_graph(self.shown)
-                self.handed.keep(logger, LOG_GRAPH, False)
 
     def _set_up_for(self, stage: str) -> None:
         adapts = bool(self.clients.models[0].personalization_phases()) or self._personalization is not None
@@ -181,11 +137,8 @@ class UserHooks(ShowsGlobalModel):
         missing = [one for one in wanted if one not in self._stages_seen]
         self._stages_seen = {*self._stages_seen, *missing}
         if missing and brings(self.user_module, "setup"):
-            for module in self._networks():
-                drawn = torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS))
-                with set_up_by(module, trainer_or_none(self)), drawn, self.owner.setting_up(module):
-                    for one in missing:
-                        module.setup(one)
+            with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
+                self.owner.set_up(missing, trainer_or_none(self), self._networks())
             self._shown = None
 
     def teardown(self, stage: str) -> None:
@@ -196,9 +149,9 @@ class UserHooks(ShowsGlobalModel):
         self.trainer.precision_plugin.convert_module(self.user_module)  # as a plain fit does with "bf16-true"
         self.owner.take(self.global_model())
         if brings(self.user_module, "teardown"):
-            for module in self._networks():
-                with attached(module, trainer_or_none(self)):
-                    module.teardown(stage)
+            with attached(self.user_module, trainer_or_none(self)):
+                self.user_module.teardown(stage)
+        self.owner.changes.end(self.user_module)
 
     def _networks(self) -> list[Any]:
         """The copies that clients train, as they were before any of them; what is done to them now holds for all."""
@@ -241,13 +194,6 @@ class UserHooks(ShowsGlobalModel):
         super().on_load_checkpoint(checkpoint)
         if not brings(self.user_module, "on_load_checkpoint"):
             return
-        if MODULE_CONTENT not in checkpoint and brings(self.user_module, "on_save_checkpoint"):
-            warnings.warn(
-                f"the checkpoint has nothing of {type(self.user_module).__name__}.on_save_checkpoint: its "
-                "on_load_checkpoint is not called",
-                stacklevel=2,
-            )
-            return
         content = {**self._content_for_module(checkpoint), **saved, **checkpoint.get(MODULE_CONTENT, {})}
         for module in (self.user_module, *self._networks(), *([] if self._shown is None else [self._shown.module])):
             module.on_load_checkpoint({**content, "state_dict": dict(content["state_dict"])})
@@ -260,33 +206,14 @@ class UserHooks(ShowsGlobalModel):
 
     # ------------------------------------------------------------------ predictions
 
-    def _predict_like_the_module(self, has_data: bool) -> None:
-        """Put the global model's hooks in the place of the federation's, and those of its data module beside them."""
-        shown = self.shown
-        own_start = shown.on_predict_start
-
-        @wraps(own_start)
-        def on_predict_start() -> None:
-            warn_of_unshared_parts(self.shown, first_values(self))  # a checkpoint may have been loaded since
-            own_start()
-
-        for name in _PREDICT_HOOKS:
-            self.handed.keep(self, name, on_predict_start if name == "on_predict_start" else getattr(shown, name))
-        data: Any = self.data if has_data else None
-        trainer: Any = self.trainer
-        if data is None or predict_source(trainer) is not data:
-            return
-        own: Any = vars(data).get("datamodule")
-        if own is not None and is_overridden("predict_dataloader", own, LightningDataModule):
-            own.trainer = trainer
-            own.setup("predict")
-            for name in ("predict_dataloader", *_BATCH_HOOKS):
-                if is_overridden(name, own, LightningDataModule):
-                    self.handed.keep(data, name, getattr(own, name))
-        elif is_overridden("predict_dataloader", shown, L.LightningModule):
-            self.handed.keep(data, "predict_dataloader", shown.predict_dataloader)
-        else:
-            raise ConfigurationError(
-                "neither the module nor the data module has a predict_dataloader: trainer.predict(federation, "
-                "dataloaders=...) takes loaders"
-            )
+    def predict_by_module(self) -> None:
+        """Let a prediction go on with the global model in the federation's place, and with the project's own data."""
+        trainer, module = self.trainer, self.shown
+        given = data_given_to(trainer, self)
+        if self._shown is not None:
+            self._shown.values = None  # it may be given the weights of a checkpoint
+        if not isinstance(trainer, L.Trainer):
+            as_written(module)
+            if not is_older(module):
+                as_older(module)
+        put_in_place(trainer, module, getattr(given.datamodule, "datamodule", given.datamodule), **given.loaders)

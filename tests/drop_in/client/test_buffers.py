@@ -9,7 +9,7 @@ from _helpers.toy import quiet_trainer
 from torch import nn
 
 from pfl_lightning import FederatedLoop, SequentialEngine, TrainerEngine
-from pfl_lightning.drop_in.client.buffers import BufferForms
+from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.methods import Ditto, FedAvg, LocalOnly
 
 SAID = "changed their shapes in a local fit or an evaluation"
@@ -54,8 +54,8 @@ def test_a_fit_changes_them_for_nobody_else(engine, method, caplog):
     (message,) = said(caplog)
     for part in (
         "buffers of Bank",
-        "bank (of shape (0, 3), became (4, 3))",
-        "queue (made with shape (2, 3))",
+        "bank",
+        "queue",
         "counts",
         "optional",
         "give register_buffer the final shape in __init__",
@@ -100,7 +100,7 @@ def test_tables_that_a_test_makes(caplog):
     trainer.test(module, Data(), verbose=False)
     trainer.test(module, Data(), verbose=False)
     (message,) = said(caplog)
-    assert "cdf (of shape (0,), became (4,))" in message
+    assert "evaluation: cdf." in message
 
 
 def test_a_fit_that_failed_leaves_nothing(caplog):
@@ -142,26 +142,22 @@ def test_values_of_the_update_are_those_that_the_fit_began_with():
 
 def test_forms():
     layer = nn.BatchNorm1d(3)
-    forms = BufferForms(layer)
-    assert forms.restore(layer) == {}
+    forms = Transient(layer)
+    assert forms.restore_forms(layer) == []
     mean = layer.running_mean
     layer.running_mean.add_(1)
     layer.running_var = None
     layer.num_batches_tracked.resize_(4)
     layer.register_buffer("more", torch.zeros(1))
-    assert forms.restore(layer) == {
-        "running_var": "was taken away",
-        "num_batches_tracked": "of shape (), became (4,)",
-        "more": "made with shape (1,)",
-    }
+    assert forms.restore_forms(layer) == ["running_var", "num_batches_tracked", "more"]
     assert layer.running_mean is mean
     assert layer.running_var.tolist() == [1.0] * 3
     assert layer.num_batches_tracked.tolist() == 0
     assert not hasattr(layer, "more")
     del layer.weight
     layer.register_buffer("weight", torch.ones(3))
-    assert forms.restore(layer) == {}
+    assert forms.restore_forms(layer) == []
     assert layer.weight.tolist() == [1.0] * 3
     layer.running_mean = torch.zeros(5)
-    assert list(forms.restore(layer)) == ["running_mean"]
+    assert forms.restore_forms(layer) == ["running_mean"]
     assert layer.running_mean.tolist() == [1.0] * 3

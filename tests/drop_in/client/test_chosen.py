@@ -10,7 +10,7 @@ from torch import nn
 
 from pfl_lightning import FederatedLoop, SequentialEngine, TrainerEngine, export_clients, federate
 from pfl_lightning.datamodules import IID
-from pfl_lightning.drop_in.client.chosen import ChosenParts
+from pfl_lightning.drop_in.client.roles import chosen_parts
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.methods import (
     Ditto,
@@ -122,10 +122,10 @@ def test_a_novel_client_begins_with_the_first_values():
 
 
 WRONG = [
-    ({"personal": ("quee*",)}, r"personal='quee\*' fits no parameter or buffer; there are \['ring'"),
-    ({"personal": "rings"}, "personal='rings' fits no parameter or buffer; did you mean 'ring'?"),
+    ({"personal": ("quee*",)}, r"personal='quee\*' fits no parameter or persistent buffer; there are \['ring'"),
+    ({"personal": "rings"}, "personal='rings' fits no parameter or persistent buffer; did you mean 'ring'?"),
     ({"shared": ["ring", "bodi.*"]}, "did you mean 'body'?"),
-    ({"personal": ("scratch",)}, "scratch is a non-persistent buffer, register it with persistent=True"),
+    ({"personal": ("scratch",)}, "personal='scratch' fits no parameter or persistent buffer"),
     ({"personal": ("fc*",), "shared": ("*.bias",)}, "both name fc.bias of Ring"),
 ]
 
@@ -146,11 +146,11 @@ def test_tied_weights_stay_together_and_buffers_to_be_set_are_not_shared():
     module.a, module.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     module.b.weight = module.a.weight
     module.register_buffer("threshold", torch.tensor(torch.inf))
-    assert ChosenParts(personal=("a", "b")).names_in(module)[0] == {"a.weight", "b.weight"}
+    assert chosen_parts(module, ("a", "b"), ())[0] == {"a.weight", "b.weight"}
     with pytest.raises(ConfigurationError, match=r"one parameter of Module \(tied weights\), and personal='a' names"):
-        ChosenParts(personal="a").names_in(module)
+        chosen_parts(module, "a", ())
     with pytest.raises(ConfigurationError, match="names threshold of Module, whose first values are not finite"):
-        ChosenParts(shared=("thres*",)).names_in(module)
+        chosen_parts(module, (), ("thres*",))
 
 
 @pytest.mark.parametrize("given", [{"personal": ("head",)}, {}])
@@ -158,4 +158,4 @@ def test_a_method_with_an_option_of_that_name_gets_it(given):
     method = DualFed if given else partial(DualFed, personal=("head",))
     federation, _ = federate(Net(), Data(), method, num_clients=2, head="fc", **given)
     assert federation._parts.settings["personal"] == ("head",)
-    assert federation._parts.chosen == ChosenParts()
+    assert federation._parts.personal == ()

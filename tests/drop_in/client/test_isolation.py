@@ -108,35 +108,6 @@ def test_a_module_that_cannot_be_copied_is_refused():
         federate(module, Data(), FedAvg, num_clients=2)
 
 
-class Averaging(Net):
-    """Evaluates an average of its weights that is an object beside the module, as many projects have it."""
-
-    class Average:
-        def __init__(self, module: nn.Module) -> None:
-            self.weights = {name: p.detach().clone() for name, p in module.named_parameters()}
-
-        def update(self, module: nn.Module) -> None:
-            for name, parameter in module.named_parameters():
-                self.weights[name].lerp_(parameter.detach(), 0.1)
-
-    def __init__(self, moves: bool) -> None:
-        super().__init__()
-        self.moves, self.average = moves, self.Average(self)
-        self.losses: list[float] = []
-
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        self.losses.append(0.0)
-        if self.moves:
-            self.average.update(self)
-
-
-@pytest.mark.parametrize("moves", [True, False])
-def test_weights_in_an_object_that_local_fits_change_are_named_once(moves, caplog):
-    run_project(FedAvg, 2, module=Averaging(moves), engine=TrainerEngine())
-    said = [message for message in caplog.messages if "Averaging.average (a Average) holds weights" in message]
-    assert len(said) == moves
-
-
 class _Config:
     def __init__(self) -> None:
         self.temperature, self.store = 1.0, {}

@@ -203,7 +203,7 @@ def test_what_is_not_kept_and_what_the_class_shares_is_named_once(caplog):
     (message,) = [message for message in caplog.messages if NOT_KEPT in message]
     assert "attributes of Holding that" in message
     assert "long (more than 10,000 values)" in message
-    assert "helpers (a list of objects)" in message
+    assert "helpers (a list of other objects)" in message
     assert "steps" not in message.partition("Each local fit")[0]
     (message,) = [message for message in caplog.messages if "the class holds" in message]
     assert "has changed Holding.history, which the class holds for all clients" in message

@@ -248,11 +248,11 @@ def test_a_parameter_of_the_module_itself_may_be_the_head():
     ("module", "last", "message"),
     [
         (Tied, ("out",), "embedding.weight and out.weight are one parameter"),
-        (TwoHeads, ("second", "fc"), "2 last layers at once.*candidates are 'second', 'fc'"),
+        (TwoHeads, ("second", "fc"), "2 last layers at once.*candidates: 'second', 'fc'"),
         (Functional, ("out", "fc"), "2 last layers at once"),
-        (Adversarial, ("fc", "judge"), "2 last layers at once.*candidates are 'fc', 'judge'"),
-        (OwnScale, ("scale", "fc"), "2 last layers at once.*candidates are 'fc', 'scale'"),
-        (Failing, (), "the step ended in KeyError: 'nothing'.*candidates are .*'fc'"),
+        (Adversarial, ("fc", "judge"), "2 last layers at once.*candidates: 'fc', 'judge'"),
+        (OwnScale, ("scale", "fc"), "2 last layers at once.*candidates: 'fc', 'scale'"),
+        (Failing, (), "the step ended in KeyError: 'nothing'.*candidates: .*'fc'"),
     ],
 )
 def test_what_is_not_sure_is_refused(module, last, message):

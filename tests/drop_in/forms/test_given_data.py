@@ -61,12 +61,12 @@ def test_one_loader_is_divided():
         (
             [],
             {"train_dataloaders": [loader(4), loader(4)], "val_dataloaders": loader(4)},
-            "there are 2 loaders for training, one a client, and val_dataloaders is a DataLoader: give 2",
+            "there are 2 loaders for training, one a client, and other loaders are not 2: give",
         ),
         (
             [[loader(4), loader(4)]],
             {"val_dataloaders": [loader(4)]},
-            "there are 2 loaders for training, one a client, and val_dataloaders is 1: give 2",
+            "there are 2 loaders for training, one a client, and other loaders are not 2: give",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_module_with_loaders_is_as_good_as_its_data_module():
     expected, *_ = fitted(Net(), Data(), num_clients=3)
     module = WithLoaders()
     federation, data, trainer = fitted(module, num_clients=3)
-    assert module.calls == ["prepare", "fit", "test"]
+    assert module.calls == ["prepare", "fit", "test", "fit"]  # for its loaders, and for the layers of clients
     assert_same(dict(federation.global_model().state_dict()), dict(expected.global_model().state_dict()), atol=0.0)
     trainer.test(federation, datamodule=data, verbose=False)
     assert "test_loss" in trainer.callback_metrics

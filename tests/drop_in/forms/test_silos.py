@@ -91,5 +91,5 @@ def test_they_are_divided_already(options):
 
 
 def test_what_is_no_data_is_refused():
-    with pytest.raises(ConfigurationError, match="there are no silos"):
+    with pytest.raises(ValueError, match="there are no silos"):
         federate(Net(), [], FedAvg)

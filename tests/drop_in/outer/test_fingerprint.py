@@ -89,7 +89,7 @@ def test_a_federation_of_its_own_warns_too_and_copies_forget():
     ):
         assert not other.begin(module)
     module.fc = nn.Linear(3, 5)
-    with pytest.warns(UserWarning, match=f"{SAYS}.*: layers fc\\. .*call it again"):
+    with pytest.warns(UserWarning, match=f"{SAYS}.*: layers fc; values of fc.bias, fc.weight. .*call it again"):
         quiet_trainer(1).fit(federation, datamodule=data)
 
 

@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from pfl_lightning import FederatedLoop, RayEngine, SequentialEngine, TrainerEngine, federate
-from pfl_lightning.drop_in.outer.handed_in import check_epochs, sort_callbacks
+from pfl_lightning.drop_in.outer.handed_in import sort_callbacks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg
 
@@ -119,11 +119,11 @@ def fitted(given: Any = (), **options: Any) -> Any:
     return federation.global_model().state_dict(), trainer
 
 
-def averaging() -> L.Callback:
-    return StochasticWeightAveraging(0.01, swa_epoch_start=1, annealing_epochs=1)
+def pruning() -> L.Callback:
+    return ModelPruning("l1_unstructured", amount=0.5)
 
 
-INSIDE = [averaging(), ModelPruning("l1_unstructured", amount=0.5), BackboneFinetuning(unfreeze_backbone_at_epoch=1)]
+INSIDE = [pruning(), BackboneFinetuning(unfreeze_backbone_at_epoch=1)]
 if hasattr(callbacks, "EMAWeightAveraging"):  # of newer versions
     INSIDE.append(callbacks.EMAWeightAveraging())
 
@@ -146,18 +146,18 @@ def test_lightning_s_callbacks_of_models_are_handed_in(callback, caplog):
 @pytest.mark.filterwarnings("ignore")
 def test_a_second_fit_hands_them_in_again_and_a_test_does_not_run_them():
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc", **RESTART)
-    trainer = quiet_trainer(1, averaging())
+    trainer = quiet_trainer(1, pruning())
     for _ in range(2):
         trainer.fit(federation, datamodule=data)
         assert len(federation.local.moved) == 1
     trainer.test(federation, datamodule=data, verbose=False)
-    assert sum(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks) == 1
+    assert sum(isinstance(callback, ModelPruning) for callback in trainer.callbacks) == 1
 
 
 def test_a_module_may_configure_one():
     class Averaging(WithBackbone):
         def configure_callbacks(self) -> Any:
-            return [averaging(), EarlyStopping("val_loss")]
+            return [pruning(), EarlyStopping("val_loss")]
 
     federation, data = federate(Averaging(), Data(), FedAvg, num_clients=2, seed=1, epochs=2, head="fc", **RESTART)
     trainer = quiet_trainer(1)
@@ -166,14 +166,11 @@ def test_a_module_may_configure_one():
     assert any(isinstance(callback, EarlyStopping) for callback in trainer.callbacks)
 
 
-def test_averaging_over_one_local_epoch_would_train_nothing():
-    for options in ({"trainer": {"callbacks": [averaging()]}}, {"local_callbacks": [averaging()]}):
-        given = options.pop("trainer", {}).get("callbacks", [])
-        federation, data = federate(Net(), Data(), FedAvg, num_clients=2, seed=1, head="fc", **RESTART, **options)
-        with pytest.raises(
-            ConfigurationError, match=r"1 in a round: nothing would be trained; use federate\(..., epochs=2\)"
-        ):
-            quiet_trainer(1, *given).fit(federation, datamodule=data)
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_averaging_over_epochs_is_refused(place):
+    averaging = StochasticWeightAveraging(0.01)
+    with pytest.raises(ConfigurationError, match="use EMAWeightAveraging"):
+        fitted([averaging]) if place == "outside" else fitted(local_callbacks=[averaging])
 
 
 def test_learning_rates_are_logged_by_round(tmp_path):
@@ -190,13 +187,6 @@ def test_learning_rates_are_logged_by_round(tmp_path):
         names = (tmp_path / f"lightning_logs/version_{trainer.logger.version}/metrics.csv").read_text().split("\n")[0]
         assert "lr-SGD" in names.split(",")
         assert "client_" not in names
-
-
-def test_averaging_needs_local_fits_that_begin_at_0():
-    check_epochs([averaging()], [3], continues=False)
-    with pytest.raises(ConfigurationError, match=r"counts the epochs of one fit.*schedule='restart'"):
-        check_epochs([averaging()], [3], continues=True)
-    check_epochs([BackboneFinetuning()], [3], continues=True)
 
 
 def test_worker_processes_get_the_callbacks():
@@ -227,7 +217,6 @@ WRONG = [
     (ModelCheckpoint(), TrainerEngine(), "inside local fits, .* nothing to do: .*outer Trainer's callbacks"),
     (Batches(), SequentialEngine(), "Batches runs inside local fits, and this engine has no Trainer there: use Trai"),
     (Batches(), RayEngine(), "use TrainerEngine"),
-    (ModelPruning("l1_unstructured", make_pruning_permanent=False), TrainerEngine(), "leaves masks in the clients'"),
     (Net(), TrainerEngine(), "must be Lightning callbacks"),
 ]
 
@@ -249,8 +238,8 @@ def test_a_callback_that_cannot_be_copied_is_refused():
 
 def test_without_inner_trainers_they_are_refused_outside():
     federation, data = federate(Net(), Data(), FedAvg, num_clients=2, engine=SequentialEngine(), head="fc")
-    with pytest.raises(ConfigurationError, match=r"StochasticWeightAveraging runs inside .*use TrainerEngine"):
-        quiet_trainer(1, averaging()).fit(federation, datamodule=data)
+    with pytest.raises(ConfigurationError, match=r"ModelPruning runs inside .*use TrainerEngine"):
+        quiet_trainer(1, pruning()).fit(federation, datamodule=data)
 
 
 class Shifting(L.Callback):
@@ -308,9 +297,9 @@ def test_a_callback_that_needs_a_fit_is_not_shown_evaluations_as_one():
 
 
 @pytest.mark.parametrize(("given", "times"), [({"every_n_train_steps": 4}, 1), ({"every_n_epochs": 1}, 0), ({}, 0)])
-def test_a_checkpoint_by_steps_is_named(given, times, caplog):
+def test_a_checkpoint_by_steps_is_named(given, times, recwarn):
     sort_callbacks([ModelCheckpoint(save_top_k=-1, **given)], True)
-    said = [message for message in caplog.messages if "does not count the steps of clients" in message]
+    said = [str(one.message) for one in recwarn if "ModelCheckpoint (every_n_train_steps): in" in str(one.message)]
     assert len(said) == times
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.outer.user_module_owner import take_layers
 from pfl_lightning.methods import FedAvg
 
 
@@ -59,62 +58,6 @@ def test_predictions_are_those_of_the_global_model(kind):
     quiet_trainer(1, loop).fit(module, data)
     assert module.fc is head
     assert torch.equal(head.weight, loop.federation.global_model().fc.weight)
-
-
-class Parts(nn.Module):
-    """A layer that may be made later, with a parameter and buffers of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head, self.scale, self.table = nn.Linear(2, 2), None, None, None
-        self.blocks = nn.Sequential(nn.Linear(2, 2))
-        self.register_buffer("steps", torch.zeros(1))
-
-    def make(self) -> "Parts":
-        self.head = nn.ModuleDict({"first": self.body, "last": nn.Linear(2, 2)})
-        self.head["last"].weight = self.body.weight
-        self.scale = nn.Parameter(torch.ones(2), requires_grad=False)
-        del self.table
-        self.register_buffer("table", torch.ones(3), persistent=False)
-        self.blocks.append(nn.Linear(2, 1))
-        self.steps = torch.zeros(4)
-        return self
-
-
-def test_ties_references_and_places_are_kept():
-    given, model = Parts(), Parts().make()
-    body, first = given.body, given.blocks[0]
-    take_layers(given, model)
-    assert given.state_dict().keys() == model.state_dict().keys()
-    assert given.body is given.head["first"] is body
-    assert given.head["last"].weight is body.weight
-    assert given.blocks[0] is first
-    assert len(given.blocks) == 2
-    assert not given.scale.requires_grad
-    assert given.scale is not model.scale
-    assert "table" in dict(given.named_buffers())
-    assert given.steps.shape == (4,)
-
-
-def test_what_is_whole_is_left_alone_and_other_layers_are_replaced():
-    given, model = Parts(), Parts()
-    layers = list(given.modules())
-    take_layers(given, model)
-    assert all(one is other for one, other in zip(given.modules(), layers, strict=True))
-    model.body = nn.Sequential(nn.Linear(2, 2))
-    take_layers(given, model)
-    assert isinstance(given.body, nn.Sequential)
-
-
-def test_a_layer_that_cannot_be_copied_is_moved():
-    class Locked(nn.Linear):
-        def __deepcopy__(self, memo: Any) -> Any:
-            raise TypeError("locked")
-
-    given, model = Parts(), Parts()
-    model.head = Locked(2, 2)
-    take_layers(given, model)
-    assert given.head is model.head
 
 
 class SetUp(Net):

@@ -1,6 +1,5 @@
 """Loggers get the hyper-parameters of a project as in a plain run, and the name of the method."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ from _helpers.project import Data, Net
 from _helpers.toy import quiet_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.outer.shown_model import logged_hparams
 from pfl_lightning.methods import FedAvg
 
 
@@ -73,14 +70,3 @@ def test_numbers_of_numpy_are_in_checkpoints_and_logs(tmp_path):
     assert type(found["optimizer"]["lr"]) is float  # NumPy's float64 is a float, too
     assert Nested.load_from_checkpoint(saved.best_model_path).hparams.optimizer == wanted
     assert logged["layers"] == [3]
-
-
-def test_containers_of_other_kinds_become_plain_and_objects_are_left_out():
-    class Kind(Enum):
-        SMALL = 1
-
-    module = Net()
-    own = {"a": AttributeDict(b=range(2), c=print), "d": [Kind.SMALL, Path("x")], "e": print, "f": [print], "g": (1, 2)}
-    module.save_hyperparameters(own)
-    wanted = {"method": "FedAvg", "a": {"b": [0, 1]}, "d": ["SMALL", "x"], "g": (1, 2)}
-    assert logged_hparams("FedAvg", module) == wanted

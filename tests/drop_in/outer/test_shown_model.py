@@ -150,16 +150,3 @@ def test_an_attribute_of_a_model_that_a_checkpoint_brings(tmp_path):
     assert not torch.equal(federation.fc.weight, wanted)
     quiet_trainer(2).test(federation, datamodule=data, ckpt_path=tmp_path / "one.ckpt", **WEIGHTS_ONLY)
     assert torch.equal(federation.fc.weight, wanted)
-
-
-def test_a_number_of_a_client_is_no_batch():
-    federation, trainer = run_project(FedAvg)
-    [batch] = [next(iter(trainer.datamodule.val_dataloader()))]
-    with pytest.raises(RuntimeError) as caught:
-        federation(batch[0])
-    assert "trainer.datamodule.datamodule has the project's own" in caught.value.__notes__[0]
-    batch = next(iter(trainer.datamodule.datamodule.test_dataloader()))
-    assert federation(batch[0]).shape == (7, 5)
-    with pytest.raises(RuntimeError) as caught:
-        federation(batch[0][:, :2])
-    assert not hasattr(caught.value, "__notes__")

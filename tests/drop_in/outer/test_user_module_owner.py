@@ -1,9 +1,5 @@
 """Attributes that a module gives itself in hooks that the Trainer calls on it alone are the clients' own, too."""
 
-import copy
-import logging
-import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -14,8 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
+from pfl_lightning import FederatedLoop, federate
 from pfl_lightning.methods import FedAvg
 
 
@@ -38,7 +33,7 @@ class Weighing(Net):
 
     def setup(self, stage: str) -> None:
         assert self.source is not None
-        self.names.append("b")
+        self.names = [*self.names[:1], "b"]
         if not self.made:  # must not be true of a copy that has not made its layers
             self.fc, self.made = nn.Linear(FEATURES, len(self.source.tensors[1].unique())), True
 
@@ -78,22 +73,39 @@ def test_what_is_prepared_beside_a_data_module_reaches_clients():
     assert torch.equal(loop.federation.client_model(1).weights, torch.ones(CLASSES))
 
 
-def test_what_cannot_be_copied_is_named(caplog):
+def test_values_that_change_after_the_federation_was_made_count_and_are_named():
     module = Net()
-    other, gained = copy.deepcopy(module), UserModuleOwner(module, copy.deepcopy(module))
-    module.lock, module.rate = threading.Lock(), 0.5
-    with caplog.at_level(logging.WARNING), gained.handed_to(other):
-        other.rate = 0.1  # its own setup
-    assert "Net.lock" in caplog.text
-    assert other.rate == 0.1
-    assert not hasattr(other, "lock")
+    federation, data = federate(module, Data(), FedAvg, num_clients=2, seed=0)
+    module.fc.weight.data.fill_(0.5)
+    with pytest.warns(UserWarning, match="values of Net have changed since the federation was made of it"):
+        quiet_trainer(0).validate(federation, datamodule=data, verbose=False)
+    assert torch.equal(federation.client_model(0).fc.weight, torch.full_like(module.fc.weight, 0.5))
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda gained: pickle.loads(pickle.dumps(gained))])
-def test_a_copy_in_another_process_hands_nothing_over(again):
-    module = Net()
-    gained, other = again(UserModuleOwner(module, module)), copy.deepcopy(module)
-    module.rate = 0.5
-    with gained.handed_to(other):
-        pass
-    assert not hasattr(other, "rate")
+class Inner(nn.Module):
+    pass
+
+
+class Staged(Net):
+    """Sets attributes in each stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def setup(self, stage: str) -> None:
+        self.stage = self.inner.stage = stage
+        self.parts = [self.body, self.fc]
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        assert (self.stage, self.inner.stage) == ("test", "test")
+        assert self.parts[1] is self.fc
+        super().test_step(batch, batch_idx)
+
+
+def test_what_a_later_setup_sets_reaches_the_clients():
+    module, loop = Staged(), FederatedLoop(method=FedAvg, num_clients=2, seed=0)
+    trainer = quiet_trainer(1, loop)
+    trainer.fit(module, Data())
+    trainer.test(module, Data(), verbose=False)
+    assert loop.federation.client_model(0).stage == module.stage == "test"
