@@ -38,13 +38,15 @@ class SMoG(Objective):
         encoder: See :class:`~pfl_lightning.self_supervised.Objective`.
         hidden: Width of the hidden layers of projector and predictor.
         out: See :class:`~pfl_lightning.self_supervised.Objective`.
-        groups: Number of groups; at most a client's number of samples.
+        groups: Number of groups; at most a client's number of samples, unless groups are shared.
         beta: Momentum of the groups, in [0, 1].
         temperature: Temperature of the predictions.
         momentum: Momentum of the target network, in [0, 1].
+        share_groups: Whether groups are averaged like weights, from random ones, as in Calibre's published code;
+            otherwise every fit finds its groups by k-means.
     """
 
-    shared = ("projector.*", "predictor.*")
+    shared: tuple[str, ...] = ("projector.*", "predictor.*")
 
     def __init__(
         self,
@@ -55,25 +57,28 @@ class SMoG(Objective):
         beta: float = 0.99,
         temperature: float = 0.1,
         momentum: float = 0.99,
+        share_groups: bool = False,
     ) -> None:
         super().__init__(encoder, hidden, out)
         check_at_least("groups", groups, 1)
         check_number("temperature", temperature, strict=True)
         check_between("beta", beta, 0, 1)
-        self.num_groups, self.beta, self.temperature = groups, beta, temperature
+        self.num_groups, self.beta, self.temperature, self.share_groups = groups, beta, temperature, share_groups
         self.projector = self.heads.SMoGProjectionHead(self.in_features, hidden, out)
         self.predictor = self.heads.SMoGPredictionHead(out, hidden, out)
         self.target = TargetNetwork(encoder, self.projector, momentum=momentum)
         random = F.normalize(torch.randn(groups, out), dim=1)  # until a fit finds others
-        self.groups: Any = parameters_to_buffers(self.heads.SMoGPrototypes(random, beta), persistent=False)
+        self.groups: Any = parameters_to_buffers(self.heads.SMoGPrototypes(random, beta), persistent=share_groups)
+        if share_groups:
+            self.shared = (*type(self).shared, "groups.*")
 
     def check_samples(self, samples: Mapping[int, int]) -> None:
         """Refuse more groups to find than a client has samples; see :meth:`Objective.check_samples`."""
         client, count = min(samples.items(), key=lambda item: item[1])
-        if self.num_groups > count:
+        if self.num_groups > count and not self.share_groups:
             raise ConfigurationError(
                 f"SMoG looks for {self.num_groups} groups in the {count} training samples of client {client}; set "
-                f"groups to at most {count}, or give clients more samples"
+                f"groups to at most {count}, share the groups (share_groups=True), or give clients more samples"
             )
 
     def before_fit(self, encoder: nn.Module, context: FitContext) -> None:
@@ -84,7 +89,8 @@ class SMoG(Objective):
             ClientError: The client's projections are not finite.
         """
         self.target.start(encoder, self.projector)
-        self._find_groups(encoder, context)
+        if not self.share_groups:
+            self._find_groups(encoder, context)
 
     @torch.no_grad()
     def _find_groups(self, encoder: nn.Module, context: FitContext) -> None:

@@ -42,6 +42,11 @@ CASES = {
     "mocov2": (partial(MoCoV2, **SMALL, bank=6), {"projector"}, set()),
     "swav": (partial(SwAV, **SMALL, prototypes=7), {"projector", "prototypes"}, set()),
     "smog": (partial(SMoG, **SMALL, groups=5), {"projector", "predictor"}, set()),
+    "smog, groups shared": (
+        partial(SMoG, **SMALL, groups=5, share_groups=True),
+        {"projector", "predictor", "groups"},
+        set(),
+    ),
 }
 OBJECTIVE = pytest.mark.parametrize(("objective", "shared", "kept"), CASES.values(), ids=CASES)
 

@@ -107,6 +107,8 @@ def test_more_groups_than_samples_are_refused():
     message = r"SMoG looks for 4 groups in the 3 training samples of client 4; set groups to at most 3"
     with pytest.raises(ConfigurationError, match=message):
         objective.before_fit(network, context(GROUPS - 1))
+    network, objective = built(partial(SMALL["smog"], share_groups=True))
+    objective.before_fit(network, context(GROUPS - 1))
 
 
 def test_groups_start_as_directions_of_clusters_of_the_clients_projections():
@@ -143,6 +145,13 @@ def test_groups_move_as_lightlys():
     gradients = [torch.autograd.grad((moved * weights).sum(), projections)[0] for moved in (got, expected)]
     assert gradients[0].any()
     close(*gradients)
+
+
+def test_groups_that_are_shared_are_state_and_others_are_not():
+    _, own = built(SMALL["smog"])
+    _, shared = built(partial(SMALL["smog"], share_groups=True))
+    assert set(shared.state_dict()) - set(own.state_dict()) == {"groups.group_features"}
+    assert set(shared.shared) - set(own.shared) == {"groups.*"}
 
 
 ARGUMENTS = [
