@@ -82,7 +82,7 @@ class CallbackForm:
             ConfigurationError: Says what of the project cannot be federated, and what to do.
         """
         found: Any = trainer.lightning_module
-        module = self._module if found is self.federation else found
+        module: Any = self._module if found is self.federation else found
         if found is not None and found is self._loaded[1]:
             module = self._loaded[0]
         given, is_new = data_given_to(trainer, found), module is not self._module
