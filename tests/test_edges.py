@@ -88,8 +88,8 @@ def test_dropped_batches():
 def test_batch_normalization_cannot_train_on_one_sample(method, options, engine):
     """17 samples are four batches of 4 and one of 1. The remedies that the message names do help."""
     message = (
-        r"client 1, round 1: batch normalization cannot train on a batch of one sample in phase '.*', which 17 "
-        r"training samples in batches of 4 leave; set another batch_size, or drop_last to true"
+        r"batch normalization cannot train on a batch of one item in phase '.*', and client 1 has 17 training items "
+        r"in batches of 4; set another batch_size, or drop_last to true"
     )
     with pytest.raises(ConfigurationError, match=message):
         run(partial(method, epochs=1), engine=engine(), **options)

@@ -313,3 +313,10 @@ def test_an_exported_model_trains_on_its_own_loss_alone(method):
     model = run(partial(method, epochs=1), 1).client_model(0)
     inputs, labels = Toy().tensors(0)
     assert set(model.training_step((inputs, labels), 0)) == {"loss", "cross_entropy"}
+
+
+@pytest.mark.parametrize("former", ["accuracy/mean", "novel_loss/mean", "accuracy/worst_decile"])
+def test_a_callback_that_watches_a_former_name_is_told_the_new_one(former):
+    new = former.replace("accuracy", "val_accuracy").replace("loss", "val_loss")
+    with pytest.raises(ConfigurationError, match=f"EarlyStopping watches '{former}', .* monitor='{new}'"):
+        run(FIT, 1, callbacks=[EarlyStopping(former)])

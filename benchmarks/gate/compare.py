@@ -33,7 +33,7 @@ RENAMED = {
 }
 """Patterns in names of values of the earlier checkout, and what stands there in the later one."""
 
-DROPPED = ("pfl_lightning_contents", "FederatedLoop.sound")
+DROPPED = ("pfl_lightning_contents",)
 """What names of values contain that the later checkout leaves out on purpose."""
 
 HERE = Path(__file__).parent

@@ -34,8 +34,8 @@ def explained(error: Exception, client: FederatedClient, phase: Phase, context: 
         return error
     count, size = context.data.num_samples, context.data.batch_size
     reason = (
-        f"batch normalization cannot train on a batch of one sample in phase {phase.name!r}, which {count} training "
-        f"sample{'s' * (count > 1)} in batches of {size} leave; {SINGLE_ITEM}"
+        f"batch normalization cannot train on a batch of one item in phase {phase.name!r}, which {count} training "
+        f"item{'s' * (count > 1)} in batches of {size} leave; {SINGLE_ITEM}"
     )
     if phase.plain and count == 1:
         return ClientError(context.client, context.round, reason)

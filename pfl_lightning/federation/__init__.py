@@ -3,6 +3,7 @@
 ====================  ==================================================================================================
 ``federation``        ``Federation``: the LightningModule, whose hooks the outer Trainer calls
 ``set_up``            what it is made of, and what is refused before the first round
+``single_items``      batches of one item that batch normalization does not take
 ``loop``              ``RoundLoop``, the callback that drives the rounds (``FederatedLoop`` is it with ``method=``)
 ``outer_trainer``     what the outer Trainer is told of rounds: where a fit goes on, its loaders, curves and bar
 ``outer_callbacks``   callbacks and options of Lightning that the outer Trainer has no use for

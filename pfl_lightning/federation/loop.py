@@ -78,6 +78,7 @@ class RoundLoop(L.Callback):
         self.rounds, self.seconds = 0, 0.0
         self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
+        self._sound = False  # the last round, as far as can be told before the next
         self._start = 0.0
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
@@ -181,6 +182,7 @@ class RoundLoop(L.Callback):
             return
         growth = self._round.close(self.min_clients)
         self.undone = 0 if growth.fault is None else self.undone + 1
+        self._sound = growth.fault is None and growth.factor <= MAX_GROWTH
         if self.undone >= MAX_ROLLBACKS:
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
@@ -228,6 +230,9 @@ class RoundLoop(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Stop the engine: Lightning calls no ``teardown`` after an error."""
         self._give_back(trainer)
+        failed = self.undone or (self.results and all(result.error is not None for result in self.results))
+        if isinstance(exception, FederationError) and failed and not self.aggregated:
+            outer.name_previous(trainer, exception)
         if _is_federation(pl_module):
             pl_module.stop_engine()
 
@@ -236,6 +241,11 @@ class RoundLoop(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The round is over, evaluated or not."""
         self._in_round = self._in_round and not self.aggregated
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A finished run keeps its last checkpoint alone, unless the last round may have spoiled it."""
+        for _, previous in outer.previous_checkpoints(trainer) if self._sound else ():
+            previous.unlink(missing_ok=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the validation found against the round, which is over."""
@@ -257,6 +267,7 @@ class RoundLoop(L.Callback):
             "rounds": self.rounds,
             "seconds": self.seconds,
             "undone": self.undone,
+            "sound": self._sound,
             "guard": self.guard.state_dict(),
             "updates": self.updates.state_dict(),
             "up": dict(self.traffic.up),
@@ -288,7 +299,7 @@ class RoundLoop(L.Callback):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
-        self.undone = state_dict.get("undone", 0)
+        self.undone, self._sound = state_dict.get("undone", 0), state_dict.get("sound", False)
         if "guard" in state_dict:
             self.guard.load_state_dict(state_dict["guard"])
         self.updates.load_state_dict(state_dict.get("updates", {}))

@@ -5,6 +5,7 @@ Its batches are clients, its epochs are rounds, and it trains no model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -62,6 +63,9 @@ _OPTIONS = {
 }
 """What to use in the place of options of the outer Trainer, beside those that an engine takes."""
 
+_FORMER_METRIC = re.compile(r"(novel_)?((?:accuracy|loss)/(?:mean|std|worst_decile|best|worst|lower|upper))")
+"""Names that metrics of the validation parts had in earlier versions."""
+
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
 
@@ -71,7 +75,7 @@ def call_with_options(callbacks: Iterable[Any]) -> str:
 
 
 def refuse_callback(callback: Any, place: Place, call: str = "federate") -> None:
-    """Refuse a callback that could only fail or do nothing in a place.
+    """Refuse a callback that could only fail or do nothing in a place, or watches a metric by its former name.
 
     Raises:
         ConfigurationError: Names the callback and what to do in its place.
@@ -81,6 +85,12 @@ def refuse_callback(callback: Any, place: Place, call: str = "federate") -> None
         raise ConfigurationError(
             f"{name} is for the steps and batches of a plain training run, and those of a federation are in its local "
             f"fits: {_REFUSED[place][kind].format(name=name, call=call)}"
+        )
+    former = _FORMER_METRIC.fullmatch(str(getattr(callback, "monitor", ""))) if place == "Federation" else None
+    if former:
+        now = f"{former[1] or ''}val_{former[2]}"
+        raise ConfigurationError(
+            f"{type(callback).__name__} watches {former[0]!r}, which is called {now!r} now: give it monitor={now!r}"
         )
 
 

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
@@ -13,13 +14,16 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
+from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
 
 __all__ = [
     "RoundLoaders",
     "check_planned",
     "count_round",
     "has_begun",
+    "name_previous",
     "name_round",
+    "previous_checkpoints",
     "purge_curves",
     "release_data",
     "stay_ended",
@@ -79,6 +83,21 @@ def count_round(trainer: Any, rounds: int) -> None:
         for counts in (progress.current, progress.total):
             counts.completed += 1
             counts.processed = counts.started = counts.ready = counts.completed
+
+
+def previous_checkpoints(trainer: Any) -> list[tuple[Path, Path]]:
+    """Checkpoints of the run that were overwritten and are kept; none where a user's plugin writes them."""
+    writer = trainer.strategy.checkpoint_io
+    return writer.previous() if isinstance(writer, AtomicCheckpointIO) else []
+
+
+def name_previous(trainer: Any, error: BaseException) -> None:
+    """Add to the error of a run whose last rounds came to nothing what to resume from."""
+    for last, previous in previous_checkpoints(trainer):
+        error.add_note(
+            f"no round could be trained from the server in {last}, so that a resume from it would end as this run did; "
+            f"the checkpoint of the round before is kept: resume with --ckpt_path {previous}"
+        )
 
 
 def has_begun(trainer: Any) -> bool:

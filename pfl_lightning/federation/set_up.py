@@ -19,6 +19,7 @@ from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_strategy, end_by_rounds, refuse_callback
 from pfl_lightning.federation.preemption import Preemption
 from pfl_lightning.federation.saved_state import fingerprints
+from pfl_lightning.federation.single_items import check_single_items
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.public import check_public
 from pfl_lightning.lightning_private import has_trainer
@@ -67,7 +68,7 @@ def begin(federation: Federation, stage: str) -> None:
     """A fit, a validation or a test begins: make what is not there yet.
 
     Raises:
-        ConfigurationError: Other clients than before.
+        ConfigurationError: Other clients than before, or batches of one item that the clients cannot train on.
     """
     forget_shown()
     check_strategy(federation.trainer)
@@ -81,6 +82,7 @@ def begin(federation: Federation, stage: str) -> None:
         )
     if stage == "fit":
         federation.fingerprints = fingerprints(data)
+        check_single_items(federation.clients, data)
 
 
 def build(federation: Federation, data: FederatedData) -> None:

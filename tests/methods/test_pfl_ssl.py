@@ -214,7 +214,7 @@ def test_novel_clients_may_have_fewer_samples():
 
 def test_one_sample_in_a_projector_with_batch_normalization():
     """SMoG's predictor sees one view; the other heads see two views of the one sample."""
-    message = r"client 1, round 1: batch normalization cannot train on a batch of one sample.*set drop_last"
+    message = r"client 1: batch normalization cannot train on a batch of one item.*drop_last to true"
     with pytest.raises(ConfigurationError, match=message):
         run(fit(CASES["smog"][0]), data=ToyViews(), encoder=flat_encoder)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType
@@ -167,8 +167,7 @@ def names_in_code(owner: Any, without: tuple[str, ...] = ()) -> frozenset[str]:
         owner: The module or callback.
         without: What names of methods begin with that are left out.
     """
-    kind: Hashable = type(owner)
-    return _names_in_class(kind, without)
+    return _names_in_class(type(owner), without)  # type: ignore[arg-type]  # a class can be hashed
 
 
 @cache

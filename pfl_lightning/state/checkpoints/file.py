@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,10 +28,14 @@ __all__ = [
     "damaged",
     "goes_on",
     "plain",
+    "previous_of",
     "python_numbers",
     "read_checkpoint",
     "use_atomic_files",
 ]
+
+LAST = re.compile(r"last(-v\d+)?\.ckpt")
+PREVIOUS = "-previous.ckpt"
 
 FEDERATION = "pfl_lightning_federation"
 """Key of the federation's ``state_dict`` in a file whose ``state_dict`` is the module's own."""
@@ -190,7 +197,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     are, and read when they are needed: the stored states of thousands of clients need not fit into memory.
 
     Paths that are not local, such as ``s3://...``, are written and read as Lightning does.
+
+    A ``last.ckpt`` that is overwritten stays as ``last-previous.ckpt`` until the run has ended well: a server may be
+    finite and no client can train from it, so that a resume would end at once, as the run did.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rounds: dict[Path, float] = {}  # in each last.ckpt that was written or loaded
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Save to a path.
@@ -206,6 +220,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not _is_local(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
+        self._keep_previous(Path(path).absolute(), checkpoint)
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(True)
         try:
@@ -230,7 +245,48 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         where: Any = map_location or "cpu"
         if not _is_local(path) or not Path(path).exists():
             return super().load_checkpoint(path, where, weights_only)
-        return read_checkpoint(path, where, weights_only)
+        found, path = read_checkpoint(path, where, weights_only), Path(path).absolute()
+        if path.name.endswith(PREVIOUS):  # the one after it is spoiled
+            self._rounds[path.with_name(f"{path.name.removesuffix(PREVIOUS)}.ckpt")] = math.inf
+        elif LAST.fullmatch(path.name):
+            self._rounds[path] = _loop_of(found).get("rounds", 0)
+        return found
+
+    def _keep_previous(self, path: Path, checkpoint: Mapping[str, Any]) -> None:
+        """Keep the checkpoint that is overwritten if a round was aggregated that trained from its server."""
+        loop = _loop_of(checkpoint)
+        if not loop or not LAST.fullmatch(path.name):
+            return
+        if path.is_file() and not loop["undone"] and loop["rounds"] > self._rounds.get(path, -1):
+            with replace_file(previous_of(path)) as temporary:
+                temporary.unlink(missing_ok=True)
+                try:
+                    os.link(path, temporary)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(path, temporary)
+        self._rounds[path] = loop["rounds"]
+
+    def previous(self) -> list[tuple[Path, Path]]:
+        """Each ``last.ckpt`` of this run that has one before it, and that one."""
+        return [(path, previous_of(path)) for path in sorted(self._rounds) if previous_of(path).is_file()]
+
+
+def previous_of(path: Path) -> Path:
+    """Path at which the checkpoint before a ``last.ckpt`` is kept.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from pfl_lightning.state.checkpoints.file import previous_of
+        >>> previous_of(Path("last.ckpt")).name
+        'last-previous.ckpt'
+    """
+    return path.with_name(f"{path.stem}{PREVIOUS}")
+
+
+def _loop_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The counters of the loop of rounds."""
+    states = checkpoint.get("callbacks", {}).values()
+    return next((state for state in states if isinstance(state, Mapping) and "undone" in state), {})
 
 
 def use_atomic_files(trainer: L.Trainer) -> None:

@@ -196,7 +196,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     for words, said in (
         (["--clients", "[3]"], "there is no client 3; clients are 0 to 2"),
         (["--clients", "[]"], "no client is named"),
-        (["--output", str(CONFIG)], "--output"),
+        (["--output", str(CONFIG)], "File exists"),
     ):
         with pytest.raises((UsageError, OSError), match=said):
             main(["export", *options, "--ckpt_path", "last", *words])
