@@ -181,8 +181,7 @@ class FromSilos(ItemDataModule):
             if own.drop_last and len(train[client]) < own.batch_size:
                 raise PartitionError(
                     f"drop_last leaves client {client} no batch: it has {len(train[client])} training samples, its "
-                    f"batch_size is {own.batch_size}; lower it to at most {len(train[client])}, or set drop_last to "
-                    "false"
+                    f"batch_size is {own.batch_size}; lower it to at most {len(train[client])}"
                 )
         test = split_by_sizes(np.arange(sum(test_sizes)), np.array(test_sizes))
         assert isinstance(self.partition, AsGiven)

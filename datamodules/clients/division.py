@@ -222,7 +222,7 @@ def check_batches(division: Division, batch_size: int) -> None:
         raise PartitionError(
             f"drop_last leaves client {short[0]} no batch ({len(short)} such clients): it has "
             f"{sizes[short[0]]} training samples, batch_size is {batch_size}; "
-            f"lower batch_size to at most {sizes[training].min()} or set drop_last to false"
+            f"lower batch_size to at most {sizes[training].min()}"
         )
 
 
