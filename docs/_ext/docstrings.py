@@ -17,8 +17,6 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from pfl_lightning.client.declarations import Declarations
-
 __all__ = ["setup"]
 
 LOOKED_IN = ("torch", "torch.nn", "matplotlib.figure", "pfl_lightning.datamodules.counting", "pfl_lightning.client")
@@ -92,8 +90,6 @@ def _escape(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
-    # Sphinx evaluates the annotations of __init__, but not those of a signature that a class gives.
-    del Declarations.__new__
     app.connect("missing-reference", _resolve)
     app.connect("autodoc-process-docstring", _plain_attribute, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _escape, priority=900)  # after napoleon
