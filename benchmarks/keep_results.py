@@ -98,7 +98,10 @@ def restore(name: str, study: Path) -> None:
         version = study / run["run"] / "version_0"
         version.mkdir(parents=True)
         (version.parent / "run.yaml").write_text(yaml.safe_dump(run["asked"], sort_keys=False))
-        (version / "config.yaml").write_text(yaml.safe_dump(run["config.yaml"], sort_keys=False))
+        config = run["config.yaml"]
+        # By which a study knows the versions that it has begun.
+        config.setdefault("trainer", {})["callbacks"] = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile"}]
+        (version / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         for file in {*RESULTS, *CLIENTS} & run.keys():
             found = run[file]
             text = found if file in CLIENTS else json.dumps(found, separators=(",", ":")) + "\n"

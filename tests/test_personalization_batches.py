@@ -157,7 +157,7 @@ def test_a_client_with_one_sample_is_evaluated_as_it_is():
     quiet_trainer(1).test(federation, Toy(labels, batch_size=9), verbose=False)
     untuned = dict(federation.test_scores)
     settings = Personalization("all", epochs=1, lr=0.5, batch_size=4)
-    message = r"without fine-tuning: client 0, round 1: batch normalization cannot train .* which 1 training sample in"
+    message = r"without fine-tuning: client 0, round 1: batch normalization cannot train .* which 1 training item in"
     for engine in (SequentialEngine(), VectorizedEngine(forward="vmap")):
         with pytest.warns(UserWarning, match=message):
             scores = personalize(federation, settings, Toy(labels, batch_size=9), engine)
@@ -167,7 +167,7 @@ def test_a_client_with_one_sample_is_evaluated_as_it_is():
 
 def test_batches_of_one_sample_are_refused_with_an_advice_that_helps():
     federation = trained(Toy(batch_size=7, drop_last=True))
-    with pytest.raises(ConfigurationError, match="in batches of 1 leave such a batch; set batch_size to"):
+    with pytest.raises(ConfigurationError, match="in batches of 1 leave; set another batch_size"):
         personalize(federation, Personalization("all", batch_size=1), Toy(batch_size=7, drop_last=True))
 
 

@@ -60,7 +60,7 @@ def _misses_trainer(error: Exception) -> bool:
 def _no_trainer(module: nn.Module) -> ConfigurationError:
     name = type(module).__name__
     return ConfigurationError(
-        f"{name} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like) where there is none. "
-        f"SequentialEngine has no Trainer: use TrainerEngine. There, {name} has it, and modules that are attributes of "
-        "it, not modules in lists or dictionaries, or inside a plain nn.Module"
+        f"{name} uses self.trainer (or self.optimizers(), self.lr_schedulers() or the like) where there is none: "
+        f"TrainerEngine has a Trainer, for {name} and for modules that are attributes of it, not for those in lists or "
+        "dictionaries, or inside a plain nn.Module"
     )

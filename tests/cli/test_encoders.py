@@ -115,7 +115,7 @@ MISTAKES = {
     ),
     "features of two widths": (
         ["small_cnn", {**MLP_64, "init_args": {"out_features": 32}}],
-        "small_cnn has 64, MLP has 32",
+        "is 64 in small_cnn and 32 in MLP",
     ),
 }
 

@@ -145,7 +145,7 @@ def test_without_novel_clients_there_are_only_participating_ones(tmp_path, confi
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, config):
     main(["fit", "--config", str(config)])
     last = ["personalize", "--config", str(config), "--ckpt_path", "last"]
-    with pytest.raises(CheckpointError, match="of the method FedAvg, this run is of FedPer"):
+    with pytest.raises(CheckpointError, match="of another method, FedAvg; this run has FedPer"):
         main([*last, "--model.method", "pfl_lightning.methods.FedPer"])
     with pytest.raises(CheckpointError, match="another encoder"):
         main([*last, "--model.encoder", "small_cnn"])

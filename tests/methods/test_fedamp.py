@@ -238,5 +238,5 @@ def test_bad_arguments_are_refused(options, message):
 
 
 def test_encoders_must_be_equal():
-    with pytest.raises(ConfigurationError, match="FedAMP shares encoder"):
+    with pytest.raises(ConfigurationError, match="FedAMP needs the same shapes"):
         run(METHOD, 1, encoder=[tiny_encoder, linear_encoder])

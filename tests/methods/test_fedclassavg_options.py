@@ -69,7 +69,7 @@ def test_the_optimizer_can_be_chosen():
 
 
 def test_different_encoders_cannot_be_averaged():
-    with pytest.raises(ConfigurationError, match="FedClassAvg shares"):
+    with pytest.raises(ConfigurationError, match="FedClassAvg needs the same shapes"):
         run(partial(FedClassAvg, share_encoder=True), encoder=[tiny_encoder, other_encoder])
 
 

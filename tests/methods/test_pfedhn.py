@@ -211,7 +211,7 @@ def test_buffers_are_not_generated():
 
 
 def test_encoders_must_be_equal():
-    with pytest.raises(ConfigurationError, match="PFedHN shares encoder"):
+    with pytest.raises(ConfigurationError, match="PFedHN needs the same shapes"):
         run(METHOD, 1, encoder=[tiny_encoder, linear_encoder])
 
 

@@ -214,7 +214,7 @@ def test_novel_clients_may_have_fewer_samples():
 
 def test_one_sample_in_a_projector_with_batch_normalization():
     """SMoG's predictor sees one view; the other heads see two views of the one sample."""
-    message = r"client 1: batch normalization cannot train on a batch of one item.*drop_last to true"
+    message = r"client 1, round 1: batch normalization cannot train on a batch of one item.*drop_last to true"
     with pytest.raises(ConfigurationError, match=message):
         run(fit(CASES["smog"][0]), data=ToyViews(), encoder=flat_encoder)
 
@@ -229,7 +229,9 @@ def test_equal_views_are_warned_of():
 @pytest.mark.parametrize("method", [PFLSSL, Calibre, FedEMA], ids=lambda method: method.__name__)
 def test_several_encoders_are_refused(method):
     """What travels is the encoder."""
-    with pytest.raises(ConfigurationError, match=rf"{method.__name__} shares encoder.*use one encoder for all clients"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{method.__name__} needs the same shapes.*use one encoder for all clients"
+    ):
         run(for_toy(method), data=ToyViews(), encoder=[flat_encoder, wide_encoder])
 
 
@@ -243,7 +245,7 @@ def wide_encoder(input_shape):
 def test_a_checkpoint_of_another_objective_is_refused(tmp_path, other):
     more = {"encoder": flat_encoder, "cohort": 3}
     play(tmp_path, 1, fit(CASES["simclr"][0], 1), data=ToyViews(drop_last=True), **more)
-    with pytest.raises(CheckpointError, match=r"another objective: .*models.0.objective"):
+    with pytest.raises(CheckpointError, match=r"other options of the method: .*models.0.objective"):
         play(
             tmp_path,
             2,

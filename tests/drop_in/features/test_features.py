@@ -302,7 +302,7 @@ class Steering(Net):
         (TwoScores, r"a batch has 4 classes, and the input of 'fc' has 8 rows: name by features="),
         (
             Steering,
-            "from the module's features, and Steering steps its optimizers",
+            "sets the head of Steering apart",
         ),
     ],
 )

@@ -94,7 +94,7 @@ def test_data_that_are_no_data_module():
         ConfigurationError, match=r"expected a LightningDataModule, .* got nothing, and the module has no train"
     ):
         federate(Net(), method=FedAvg, num_clients=2)
-    with pytest.raises(ConfigurationError, match=r"method must be a class of pfl_lightning.methods.* got NoneType"):
+    with pytest.raises(ConfigurationError, match=r"method must be a class of pfl_lightning.methods.* got None"):
         federate(Net(), Data(), num_clients=2)
     with pytest.raises(ConfigurationError, match="Digits is divided among clients already"):
         federate(Net(), Digits(IID(2)), FedAvg, num_clients=2)
