@@ -11,7 +11,7 @@ What one uses
 ``jobs``                                 the processes of studies and searches
 What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
-``phases``, ``options``, ``learner``     phases of a local fit; options of all methods; networks that a server trains
+``phases``, ``options``, ``learner``     phases of a local fit; types of methods' options; networks that a server trains
 ``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
 What a run is made of
 ``federation``, ``round``                the LightningModule; one round

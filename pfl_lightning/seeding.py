@@ -54,7 +54,7 @@ class Purpose(StrEnum):
     FIT_MODEL = "fit/model"
     """Draws of the model itself in a local fit, such as dropout."""
     PERSONALIZE = "personalize"
-    """Personalization before an evaluation, likewise."""
+    """Personalization before an evaluation: orders, augmentations and draws, as in a fit."""
     PERSONALIZE_MODEL = "personalize/model"
     """Draws of the model itself in a personalization."""
     EVALUATION_MODEL = "evaluation/model"

@@ -95,7 +95,8 @@ class Aggregator(nn.Module):
         self.num_clients = num_clients
         self.sizes = {"C": client.num_classes, "m": num_clients}
         """Sizes that symbols of message shapes stand for: C classes, features of width d, m clients."""
-        width = getattr(client.encoder, "out_features", None)  # a user's own LightningModule shows none
+        # A user's LightningModule shows its width where the method works on features.
+        width = getattr(client.encoder, "out_features", None)
         if width is not None:
             self.sizes["d"] = int(width)
         self.expected_weights: dict[str, Tensor | torch.Size] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.figures import new_figure, render
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.notices import shown_before
 from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class Recorder:
         dirpath: Folder of the files; ``None`` is ``inspection`` in the run's folder.
 
     Raises:
-        OSError: If the folder cannot be created.
+        ConfigurationError: If the folder cannot be created.
     """
 
     def __init__(self, trainer: L.Trainer, dirpath: str | None = None) -> None:
@@ -81,7 +83,16 @@ class Recorder:
         self.loggers: list[Logger] = [] if self.silent else list(trainer.loggers)
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
         if dirpath is not None and not self.silent:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._check_folder()
+
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be created before the first round; it is created with its first file."""
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ConfigurationError(
+                f"the folder {self.folder} for inspection figures cannot be created, since {there} is no folder that "
+                "can be written to: give another dirpath"
+            )
 
     def _boards(self) -> Iterator[Any]:
         """Yield the ``SummaryWriter`` of each TensorBoardLogger."""
@@ -182,10 +193,10 @@ class Recorder:
         return replace_file(self.folder / name)
 
 
-@lru_cache
 def _log_once(folder: Path, line: str) -> None:
-    """Say something of the figures of a folder, which several callbacks write."""
-    rank_zero_info(line)
+    """Say something of the figures of a folder, which several callbacks write, once in a fit."""
+    if not shown_before(folder, line):
+        rank_zero_info(line)
 
 
 def _write_image(logger: Logger, tag: str, image: NDArray[np.uint8], round: int) -> bool:

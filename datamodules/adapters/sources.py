@@ -297,7 +297,7 @@ def find_classes(
         PartitionError: The rule needs classes, and items have none.
         ValueError: Whole numbers that were said to be classes cannot be.
     """
-    # A file's rule goes on with the class proportions of the rule that it was written by.
+    # A file's rule has the class proportions of the rule that it was written by.
     read = partition.needs_labels or partition.fixed_train
     found = {name: [classes_of(each.dataset, labels, read=read) for each in own] for name, own in sources.items()}
     sets = {f"{name} set" + (f" {n}" if n else ""): one for name, own in found.items() for n, one in enumerate(own)}

@@ -75,7 +75,7 @@ class FitAccess(L.LightningModule):
             stage: ``"validation"`` or ``"test"``.
             data: The client's own training data.
             environment: Device and precision.
-            make_trainer: Makes an inner Trainer, in engines that have one; not used here.
+            make_trainer: Makes an inner Trainer, in engines that have one, for a user's module.
         """
         if self.user_module is not None:
             return self.user_module.evaluate(part, stage, data, environment, make_trainer)

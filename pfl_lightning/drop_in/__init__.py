@@ -12,11 +12,11 @@ Where to look:
   ``federation/outer_callbacks``); ``traveling`` (what is said of tensors that travel).
 - ``client/``: the model of a client. ``user_module`` (what a client asks of it) and ``module_steps`` (its loss,
   optimizers and logs); ``new_client`` (a client of a method that has one), ``parts`` (what a method needs of a module),
-  ``roles`` (head, and what its user keeps or shares), ``tracing`` (which layer is the head), ``copies``,
-  ``transient``, ``remembered`` (attributes), ``frozen``.
+  ``plain_state``, ``roles`` (head, and what its user keeps or shares), ``tracing`` (which layer is the head),
+  ``copies``, ``transient``, ``remembered`` (attributes), ``frozen``.
 - ``features/``: models of methods on features. ``feature_module``, ``passes``, ``capture``; ``view_module``, ``views``
   and ``encoder`` (self-supervised methods).
 - ``fits/``: ``local_fit`` and ``local_evaluation``; ``inner_trainer`` (as a module finds it) and ``loggers``;
-  ``resume`` (what goes on from round to round), ``own_data`` (a client's items in the place of all),
-  ``logs`` (what a module logs), ``module_calls`` (how a module is called).
+  ``resume`` (schedules, epochs and attributes from round to round), ``own_data`` (a client's items in the place of
+  all), ``logs`` (what a module logs), ``module_calls`` (how a module is called).
 """

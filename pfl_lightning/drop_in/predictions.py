@@ -111,7 +111,7 @@ class NamesUnsharedParts(L.Callback):
 
 
 def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckpt_path: Any) -> None:
-    """Warn of parts of the global model that no client has trained.
+    """Warn of parts of the global model that no client has trained, and of those that are one client's.
 
     Args:
         module: The module that predicts. One that holds something else in these parts, as a client's model does, is
@@ -119,6 +119,12 @@ def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckp
         federation: The federation that has trained it; ``None`` for none.
         ckpt_path: The checkpoint that was loaded into the module; ``None`` for none.
     """
+    if federation is not None and _is_one_clients(module, federation):
+        warnings.warn(
+            f"{federation.method_name} sends each client weights of its own, and trainer.predict uses those of the "
+            "first client: pfl_lightning.predict_clients(federation, dataloaders) predicts with each client's own model",
+            stacklevel=2,
+        )
     first = dict[str, Any]()
     if ckpt_path is not None:
         with suppress(CheckpointError):  # a file of something else
@@ -140,3 +146,14 @@ def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckp
         "of client k",
         stacklevel=2,
     )
+
+
+def _is_one_clients(module: nn.Module, federation: Federation) -> bool:
+    """Whether a module has weights that the server would send to the first client, and not to the last."""
+    if not federation.is_set_up or not federation.has_trained:
+        return False
+    clients = (0, federation.data.participating[-1])
+    first, last = (federation.server.broadcast(client, federation.round).weights for client in clients)
+    differing = {name: value for name, value in first.items() if not same(value, last[name])}
+    own = {f"module.{name}": parameter.detach() for name, parameter in module.named_parameters()}
+    return any(name in own and same(own[name].to(value), value) for name, value in differing.items())

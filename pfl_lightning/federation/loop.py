@@ -29,7 +29,7 @@ MAX_ROLLBACKS = 3
 
 
 class RoundLoop(L.Callback):
-    """Samples the cohort of every round, sends and collects the messages, and lets the server aggregate.
+    """Samples the cohort of every round, and begins and closes the :class:`~pfl_lightning.round.Round`.
 
     An epoch of the Trainer is a round. The server aggregates after the last client of the round, before the validation.
 

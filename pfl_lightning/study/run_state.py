@@ -37,7 +37,7 @@ MACHINE_OPTIONS = (
 """Options that differ between machines and change no result."""
 
 COMPARED = (*SETTINGS, "trainer.max_epochs", "seed_everything", "model")
-"""Options that a run must not have gone on with otherwise."""
+"""Options that must be equal where a run was resumed."""
 
 NOT_GIVEN = "not given"
 """Value of an option that a config does not have, which null need not be the same as."""

@@ -75,7 +75,9 @@ def test_a_closed_stream_is_no_mistake(monkeypatch, tmp_path, name):
     """As after ``pfl fit ... >&-``."""
     monkeypatch.setattr(sys, name, None)
     main(["fit", "--config", digits_config(tmp_path, {"trainer.fast_dev_run": True})])
-    getattr(sys, name).close()
+    stream = getattr(sys, name)
+    assert stream.writable()  # somewhere
+    stream.close()
 
 
 @pytest.mark.parametrize("words", ["compare missing", "tensorboard missing"])

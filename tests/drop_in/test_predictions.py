@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop, federate, predict_clients
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPer, LocalOnly
+from pfl_lightning.methods import Ditto, FedAvg, FedBABU, FedPAC, FedPer, LocalOnly
 
 SAID = "trainer.predict uses the global model"
 INPUTS = torch.randn(7, 6, generator=torch.Generator().manual_seed(3))
@@ -120,6 +120,17 @@ def test_parts_that_no_client_shares_are_named(method, parts, tmp_path):
     call = {"datamodule": DataToPredict(), "ckpt_path": tmp_path / "last.ckpt", **WEIGHTS_ONLY}
     _, messages = said(lambda: quiet_trainer(2, again).predict(Predicting(), **call))
     assert len(messages) == bool(parts)
+
+
+def test_weights_of_each_client_s_own_are_said_to_be_the_first_client_s():
+    trainer, module, loop = fitted(FedPAC)
+    with pytest.warns(UserWarning, match=r"FedPAC sends each client weights of its own.*first client.*predict_clients"):
+        trainer.predict(module, loader())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*sends each client")
+        trainer.predict(loop.federation.client_model(2), loader())
+        trainer, module, _ = fitted(FedAvg)
+        trainer.predict(module, loader())
 
 
 def test_the_other_form_names_them_too():

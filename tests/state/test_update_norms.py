@@ -167,7 +167,7 @@ def test_a_resumed_run_compares_with_the_same_norms(tmp_path):
 # ---------------------------------------------------------------------- federations of unlike clients
 
 
-def unaffected(method, **options):
+def assert_unaffected(method, **options):
     got, said = play(method, **options)
     expected, _ = play(method, ratio=None, **options)
     assert_same(whole_state(got), whole_state(expected))
@@ -177,7 +177,7 @@ def unaffected(method, **options):
 @pytest.mark.parametrize("order", [1, -1])
 def test_one_step_beside_five_hundred(order):
     labels = [[0, 1], [0, 1] * 1000, [2], [3], [4], [1]][::order]
-    unaffected(partial(FedAvg, lr=0.05, momentum=0.9, epochs=1), rounds=2, labels=labels)
+    assert_unaffected(partial(FedAvg, lr=0.05, momentum=0.9, epochs=1), rounds=2, labels=labels)
 
 
 @pytest.mark.parametrize("large", [[0], [5], [1, 2], [0, 1, 2, 3, 4]])
@@ -188,7 +188,7 @@ def test_prototypes_of_many_scales(large):
             factor = 1e2 if context.client in large else 1e-3
             return update.with_tensors(lambda t: t * factor if t.is_floating_point() else t)
 
-    unaffected(partial(Scaled, epochs=1))
+    assert_unaffected(partial(Scaled, epochs=1))
 
 
 @pytest.mark.parametrize("still", [[0, 1, 2, 3, 4], [1, 3]])
@@ -202,7 +202,7 @@ def test_updates_that_change_nothing(still):
                 self.load_state_dict(before)
             return super().make_update(context, before)
 
-    unaffected(partial(Still, epochs=1))
+    assert_unaffected(partial(Still, epochs=1))
 
 
 def test_where_most_have_converged_the_one_that_has_not_is_taken():
@@ -214,7 +214,7 @@ def test_where_most_have_converged_the_one_that_has_not_is_taken():
             self.late = context.client == 5
             return super().before_fit(context)
 
-    unaffected(partial(Settled, epochs=1))
+    assert_unaffected(partial(Settled, epochs=1))
 
 
 def masked_encoder(shape):
@@ -226,7 +226,7 @@ def masked_encoder(shape):
 
 def test_masks_come_back_and_hide_nothing():
     labels = [[0, 1] * 4, [1, 2] * 4, [0, 3] * 6, [3, 4] * 4, [0, 1] * 2, [4] * 8]
-    unaffected(partial(FedAvg, epochs=1), encoder=masked_encoder, labels=labels)
+    assert_unaffected(partial(FedAvg, epochs=1), encoder=masked_encoder, labels=labels)
     change = moved(1e6)
 
     def keeps_mask(update):

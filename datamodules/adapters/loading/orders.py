@@ -31,7 +31,7 @@ class Order(ABC):
         Args:
             indices: The client's items, shape (n,), int64.
             batch_size: Items in a batch; not used where the sampler gives batches.
-            drop_last: Whether an incomplete last batch is dropped; likewise.
+            drop_last: Whether an incomplete last batch is dropped; not used where the sampler gives batches.
             generator: CPU generator of what is random.
             epoch: What a Trainer has told the loader's sampler (``set_epoch``); ``None`` if none has.
         """

@@ -31,7 +31,7 @@ def new_client(
     if method.feature_based:
         own |= {name: value for name, value in MODULES_OWN.items() if name in named[0]}
     client: Any = method.__new__(method)
-    vars(client)["user_module"], model.client = model, client  # by which __init__ takes the module for no encoder
+    vars(client)["user_module"], model.client = model, client  # __init__ asks for it: the module is no encoder
     client.__init__(model.module, num_classes, **{**own, **settings})
     model.find_uninitialized_copies()
     return cast(FederatedClient, client)

@@ -289,7 +289,7 @@ def renew(head: nn.Module, name: str) -> None:
             raise ConfigurationError(
                 f"personalize.train 'linear' starts with a new head, and {type(layer).__name__} at "
                 f"{'.'.join(filter(None, (name, place)))!r} has no reset_parameters that would make it new: use "
-                "'head', which goes on with the trained one"
+                "'head', which starts from the trained one"
             )
 
 

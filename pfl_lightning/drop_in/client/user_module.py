@@ -119,7 +119,7 @@ class UserModule(ModuleSteps):
 
     @property
     def encoder(self) -> nn.Module:
-        """The module: what has to train for features, if there were any, to change."""
+        """The module: features change where its parameters train."""
         return self.module
 
     def networks(self) -> list[L.LightningModule]:
@@ -320,7 +320,7 @@ class UserModule(ModuleSteps):
     def fit_under_trainer(
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
     ) -> dict[str, float]:
-        """Train the module, which is the inner Trainer's, as it would be without a federation.
+        """Let an inner Trainer train the module as it would be trained without a federation.
 
         What it logged becomes ``logged_metrics`` of the client; it is not part of the loss terms.
         """

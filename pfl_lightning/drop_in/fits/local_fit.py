@@ -1,4 +1,4 @@
-"""One local fit of a user's module under an inner Trainer, as it would run without a federation."""
+"""One phase of a local fit of a user's module under an inner Trainer, as it would run without a federation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fit_module(
         resumption = None
         if progress is not None and goes_on:
             resumption = Resumption(trainer, progress, context.facts.num_rounds)
-            trainer.callbacks.insert(0, resumption)  # before hooks that change more
+            trainer.callbacks.insert(0, resumption)  # before other callbacks change optimizers and schedules
         if datamodule is None:
             trainer.fit(module, train_dataloaders=loader, val_dataloaders=validation.loader())
         else:
@@ -93,7 +93,7 @@ def _begin_at(loader: Any, epoch: int, before: int) -> None:
     Args:
         loader: The loader, or several as one.
         epoch: The Trainer's first epoch.
-        before: Epochs that came before it, where every local fit begins at epoch 0.
+        before: Epochs of this phase in earlier rounds, where every local fit begins at epoch 0.
     """
     for each in getattr(loader, "flattened", [loader]):
         told = getattr(each, "batch_sampler", None)

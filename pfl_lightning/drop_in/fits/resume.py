@@ -41,8 +41,8 @@ class Continuity:
             without them.
     """
 
-    schedule: str = "continue"
-    optimizer_state: str = "reset"
+    schedule: str
+    optimizer_state: str
 
     def __post_init__(self) -> None:
         """Check the options."""

@@ -38,7 +38,7 @@ class BestRound(ModelCheckpoint):
     _has_warned = False
 
     def file_exists(self, filepath: str | Path, trainer: L.Trainer) -> bool:
-        """Whether a file is to stay; in a resumed run one that a kill left of a round which is played again is not."""
+        """Whether a file is to stay; in a resumed run the file of a round that runs again is not."""
         return str(filepath) in self.best_k_models if trainer.ckpt_path else super().file_exists(filepath, trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -71,7 +71,7 @@ def test_a_period_without_meaning_is_refused(period):
 
 def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"file/below"):
+    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be created, .*file is no folder"):
         run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "file" / "below"))])
 
 
