@@ -122,7 +122,7 @@ def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckp
     if federation is not None and _is_one_clients(module, federation):
         warnings.warn(
             f"{federation.method_name} sends each client weights of its own, and trainer.predict uses those of the "
-            "first client: pfl_lightning.predict_clients(federation, dataloaders) predicts with each client's own model",
+            "first client: pfl_lightning.predict_clients(federation, dataloaders) uses each client's own model",
             stacklevel=2,
         )
     first = dict[str, Any]()
