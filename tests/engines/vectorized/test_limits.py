@@ -143,7 +143,7 @@ def test_a_bug_is_raised_as_it_is():
 
 
 def test_batches_of_one_sample_under_normalization_are_named(said):
-    with pytest.raises(ConfigurationError, match="client 1, round 1: batch normalization cannot train on a batch of"):
+    with pytest.raises(ConfigurationError, match="client 1: batch normalization cannot train on a batch of"):
         run(FedAvg, cohorts=[[1, 0]], encoder=normed_encoder, data=Toy(batch_size=8), engine=VectorizedEngine())
     assert said() == []
 
