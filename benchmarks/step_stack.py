@@ -77,7 +77,7 @@ def user_step() -> list[str]:
     inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(inputs, torch.arange(60) % 2), batch_size=10)
     loop = FederatedLoop(method=FedPAC, num_clients=3)
-    quiet = {name: False for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")}
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     L.Trainer(accelerator="cpu", max_epochs=1, callbacks=[loop], **quiet).fit(Net(), loader)
     return STACKS["trainer.fit"]
 

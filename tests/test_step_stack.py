@@ -12,6 +12,7 @@ def test_files_on_the_stack_of_a_step():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     command, user = script.command_step(), script.user_step()
-    assert "pfl_lightning/client/base.py" in command and "pfl_lightning/drop_in/fits/local_fit.py" in user
+    assert "pfl_lightning/client/base.py" in command
+    assert "pfl_lightning/drop_in/fits/local_fit.py" in user
     assert len(command) <= MAX_COMMAND, command
     assert len(user) <= MAX_USER, user
