@@ -6,7 +6,7 @@
 ``tables``, ``stopping``                 what they print at their end; signals, exit codes, and how to go on
 ``compare``, ``methods``                 ``pfl compare``, ``pfl tensorboard`` and ``pfl methods``
 ``parser``, ``config_files``             the parser of options, and the YAML files that it reads
-``messages``, ``names``                  what is said of mistakes, and which name was probably meant
+``messages``                             what is said of mistakes, and which name was probably meant
 ``allowed``                              what a config may name
 =======================================  ==========================================================================
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pfl_lightning.cli.names import nearest_flag
+from pfl_lightning.cli.messages import nearest_flag
 from pfl_lightning.errors import UsageError
 
 __all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "Command", "WordParser", "share", "short_help", "whole_number"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pfl_lightning
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS, short_help
 from pfl_lightning.cli.config_files import check_config_files
-from pfl_lightning.cli.names import NEAR
+from pfl_lightning.cli.messages import NEAR
 from pfl_lightning.errors import ConfigurationError, FederationError, UsageError, is_out_of_memory, refused
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_output

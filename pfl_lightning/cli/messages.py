@@ -1,17 +1,144 @@
-"""What is said of a mistaken command line: a line about the option, and what was meant or may be given."""
+"""What is said of a mistaken command line: a line about the option, and what was meant or may be given.
+
+Importing it takes no torch.
+"""
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
+from importlib import import_module
 
-from pfl_lightning.cli.names import known_names, nearest_option
 from pfl_lightning.names import nearest
 
-__all__ = ["clip", "explain", "shorten"]
+__all__ = ["NEAR", "OF_CLASSES", "OTHER_NAMES", "clip", "explain", "nearest_flag", "nearest_option", "shorten"]
+
+# ---------------------------------------------------------------------- names that are known
+
+OTHER_NAMES = {
+    "clients": "data.partition.num_clients",
+    "cohort_size": "loop.cohort",
+    "communication_rounds": "trainer.max_epochs",
+    "dataset": "data",
+    "device": "trainer.accelerator",
+    "fraction": "loop.cohort",
+    "gpus": "trainer.devices",
+    "learning_rate": "model.method.lr",
+    "local_epochs": "model.method.epochs",
+    "max_rounds": "trainer.max_epochs",
+    "num_epochs": "model.method.epochs",
+    "num_rounds": "trainer.max_epochs",
+    "output": "run_dir",
+    "output_dir": "run_dir",
+    "participation": "loop.cohort",
+    "resume": "ckpt_path",
+    "rounds": "trainer.max_epochs",
+    "seed": "seed_everything",
+    "train_epochs": "model.method.epochs",
+    "trainer.epochs": "trainer.max_epochs",
+}
+"""Names that options have elsewhere."""
+
+OF_CLASSES = (
+    *("data.augment", "data.batch_size", "data.partition", "data.partition.num_clients"),
+    *("data.partition.samples_per_client", "data.root", "data.seed", "data.validation_share"),
+    *("model.method.epochs", "model.method.fine_tune", "model.method.fine_tune_epochs", "model.method.fine_tune_lr"),
+    *("model.method.lr", "model.method.momentum", "model.method.optimizer", "model.method.weight_decay"),
+    *("personalize.augment", "personalize.batch_size", "personalize.epochs", "personalize.lr"),
+    *("personalize.momentum", "personalize.train", "personalize.weight_decay"),
+)
+"""Frequent options of the classes that a config names, which are not the parser's own."""
+
+NEAR, VERY_NEAR = 0.75, 0.8
+"""How alike an option is at least that is proposed, from 0 to 1: its last part, and all of it."""
+
+KINDS = {
+    "model.method": ("methods", "pfl_lightning.methods", "FederatedClient"),
+    "model.method.objective": ("objectives", "pfl_lightning.self_supervised", "Objective"),
+    "model.method.partner": ("encoders", "pfl_lightning.encoders", ""),
+    "model.method.optimizer": ("optimizers", "torch.optim", "Optimizer"),
+    "model.encoder": ("encoders", "pfl_lightning.encoders", ""),
+    "model.engine": ("engines", "pfl_lightning.engines", "Engine"),
+    "data.partition": ("partitions", "pfl_lightning.datamodules", "Partitioner"),
+    "partition": ("partitions", "pfl_lightning.datamodules", "Partitioner"),
+    "data": ("data modules", "pfl_lightning.datamodules", "FederatedDataModule"),
+    "trainer.callbacks": ("callbacks", "lightning.pytorch.callbacks", "Callback"),
+    "trainer.logger": ("loggers", "lightning.pytorch.loggers", "Logger"),
+}
+"""What is named for an option: the kind, and the module and base of the classes."""
+
+
+def nearest_option(word: str, options: Iterable[str], command: str = "", below: str = "") -> str:
+    """The option that is meant by an unknown one, by its whole name or by its last part; empty if none is near.
+
+    Args:
+        word: The unknown option, with or without dashes and value.
+        options: All options, without dashes.
+        command: The subcommand: what ``fit`` and ``personalize`` both have is that of the one that was typed.
+        below: The option of a class whose own options are asked for; they are named without it.
+
+    Example:
+        >>> options = ["loop.cohort", "trainer.max_epochs"]
+        >>> nearest_option("--cohort=3", options), nearest_option("rounds", options), nearest_option("xyz", options)
+        ('loop.cohort', 'trainer.max_epochs', '')
+        >>> nearest_option("--epochs", options), nearest_option("--epochs", options, "personalize")
+        ('model.method.epochs', 'personalize.epochs')
+        >>> nearest_option("num_clients", ["data.novel_clients", "data.partition"], below="data")
+        'partition.num_clients'
+    """
+    word = word.lstrip("-").partition("=")[0].replace("-", "_")
+    given = dict.fromkeys(options)
+    known = [name for name in dict.fromkeys((*given, *OF_CLASSES)) if not name.endswith("+")]
+    if below:
+        parts = [name.removeprefix(f"{below}.") for name in known if name.startswith(f"{below}.")]
+        known = [f"{below}.{part}" for part in parts if f"{below}.{part.partition('.')[0]}" in given]
+    names = {name: option for name, option in OTHER_NAMES.items() if option in known}
+    names |= {name: name for name in known}
+    if "output" in known:  # of a command that writes elsewhere
+        names["output_dir"] = "output"
+    for name in known:
+        names.setdefault(_last(name), name)
+    found = {**names, "": ""}[nearest(word, names, VERY_NEAR) or nearest(_last(word), names, NEAR)]
+    personal = f"personalize.{_last(found)}"
+    found = personal if command == "personalize" and "." not in word and personal in known else found
+    return found.removeprefix(f"{below}.")
+
+
+def nearest_flag(word: str, flags: Iterable[str]) -> str:
+    """The option of a command without a Trainer that is meant by an unknown one; empty if none is near.
+
+    Args:
+        word: The unknown option, with dashes.
+        flags: All options, with dashes.
+
+    Example:
+        >>> nearest_flag("--out", ["--output", "--help"]), nearest_flag("--best", ["--labels"])
+        ('--output', '')
+    """
+    known = {flag.lstrip("-"): flag for flag in flags if flag.startswith("--")}
+    return known.get(nearest(word.lstrip("-").replace("_", "-"), known, NEAR), "")
+
+
+def _last(option: str) -> str:
+    return option.rpartition(".")[2]
+
+
+def _known_names(option: str) -> tuple[str, list[str]]:
+    """What can be named for an option, and the names; nothing for most options."""
+    kind, module, base = KINDS.get(option, ("", "builtins", "object"))
+    there = import_module(module)
+    if not kind or not base:
+        return kind, [*there.encoder_names()] if kind else []
+    classes = {name: getattr(there, name) for name in there.__all__ if inspect.isclass(getattr(there, name))}
+    of, no_choices = getattr(there, base), (base, "PartitionTransform")  # of which users write subclasses
+    fitting = (name for name, cls in classes.items() if issubclass(cls, of) and not inspect.isabstract(cls))
+    prefix = "torch.optim." if kind == "optimizers" else ""
+    return kind, [f"{prefix}{name}" for name in fitting if name not in no_choices]
+
+
+# ---------------------------------------------------------------------- the parser's messages, shortened
 
 _KEY, _UNION = 'Parser key "', "Does not validate against any of the Union subtypes"
 _FRAME = (
@@ -21,33 +148,25 @@ _FRAME = (
 """How lines begin in which the parser says where it is, and not what is wrong."""
 
 _LONGEST_VALUE, _LONGEST_WORD = 120, 300
-_MAPPING = "init_args must be a mapping of options"
 _ANYWHERE = {
     r"(?s)\.? Got value: (?:Namespace|NestedArg)\(.*": "",
-    r"functools\.partial\(.* argument after \*\* must be a mapping, not \w+": _MAPPING,
+    r"functools\.partial\(.* argument after \*\* must be a mapping, not \w+": "init_args must be a mapping of options",
 }
 _PLAINLY = {
     **_ANYWHERE,
     r"^Type .* expects a function or a callable class: ": "",
-    r"'\w+' object has no attribute 'keys'": _MAPPING,
     # What Python says of a list, a number or a text where the parser looks into a mapping.
     r"unhashable type: .*|argument of type .* is not iterable|'\w+' object has no attribute '\w+'": (
         "class_path must be an import path, and init_args a mapping of options"
     ),
+    r"^(?:dot import path string.*|path but .* either .*)": "a class",
+    r"<class 'NoneType'>": "null",
     r"<class '(?:\w+\.)*(\w+)'>": r"\1",
+    r"typing\.Literal": "one of ",
     r'in "<unicode string>", line': "in line",
     rf"( Got value: .{{{_LONGEST_VALUE}}}).+": r"\1 ...",
 }
-"""Words of the parser and of Python, and what is said in their place."""
-
-
-_TYPES = {
-    r"dot import path string.*|path but .* either .*": "a class",
-    r"<class 'NoneType'>": "null",
-    r"typing\.Literal": "one of ",
-    r"<class '(?:\w+\.)*(\w+)'>": r"\1",
-}
-"""The same of what was expected."""
+"""Words of the parser and of Python, and what is said in their place: in its reports, and in any message."""
 
 
 def shorten(message: str) -> str:
@@ -61,16 +180,17 @@ def shorten(message: str) -> str:
         message: A message.
     """
     if "\n" not in message or not (_KEY in message or _UNION in message):
-        plain = re.sub(rf'^{_KEY}([\w.]+)":\s*', r"\1: ", message)
-        return clip(_plain(plain, _ANYWHERE))
+        return clip(_plain(re.sub(rf'^{_KEY}([\w.]+)":\s*', r"\1: ", message), _ANYWHERE))
     lines = [(len(line) - len(line.lstrip(" -")), line.lstrip(" -").rstrip()) for line in message.splitlines()]
     reports = [(depth, text) for depth, text in lines if text and not text.startswith(_FRAME)]
     if not reports:
         return message
     deepest = [text for depth, text in reports if depth == max(reports)[0]]
-    others = [text for text in deepest if not re.match("Expected an? ", text)]
-    said = _others(others, message) if others else _types(deepest, message)
-    return clip(": ".join(filter(None, (".".join(re.findall(rf'{_KEY}([\w.]+)":', message)), said))))
+    others = dict.fromkeys(_plain(text).replace("..", ".") for text in deepest if not re.match("Expected an? ", text))
+    # "No subclass" is said without the value, too; and where Python says it, nothing says of what.
+    plain = [text for text in others if not any(other != text and other.startswith(text) for other in others)]
+    path = ".".join(re.findall(rf'{_KEY}([\w.]+)":', message))
+    return clip(": ".join(filter(None, (path, "; ".join(plain) or _types(deepest, message)))))
 
 
 def clip(message: str) -> str:
@@ -82,32 +202,25 @@ def clip(message: str) -> str:
     return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:60]} ... {word[0][-20:]}", message)
 
 
-def _plain(text: str, words: Mapping[str, str] = _PLAINLY) -> str:
+def _plain(text: str, words: dict[str, str] = _PLAINLY) -> str:
     for wrong, plain in words.items():
         text = re.sub(wrong, plain, text)
     return text
 
 
-def _others(reports: list[str], message: str) -> str:
-    """Reports about more than a type."""
-    plain = list(dict.fromkeys(_plain(text).replace("..", ".") for text in reports))
-    # "No subclass" is said without the value, too; and where Python says it, nothing says of what.
-    plain = [text for text in plain if not any(other != text and other.startswith(text) for other in plain)]
-    made = re.search(r"Given value: .*class_path='(?:\w+\.)*(\w+)'", message)
-    where = f"{made[1]} cannot be made of its options: " if made and " not supported between " in plain[0] else ""
-    return where + "; ".join(plain)
-
-
 def _types(reports: list[str], message: str) -> str:
     """All types that would do, and the given value."""
-    expected = [_plain(re.sub(r"^Expected an? ", "", text).partition(". Got value: ")[0], _TYPES) for text in reports]
-    values = (r"dot import path string: (.*)", r"path but (.*) either", r"Got value: (.*)", r"Given value: (.*)")
-    found = [value for pattern in values for value in re.findall(pattern, "\n".join((*reports, message)))]
-    value = next((one for one in found if not one.startswith(("NestedArg(", "Namespace("))), (found or [""])[0])
-    value = re.sub(r"^NestedArg\(.*?\bval='?(.*?)'?\)$", r"\1", value).partition(". Got value: ")[0]
+    expected = [_plain(re.sub(r"^Expected an? ", "", text).partition(". Got value: ")[0]) for text in reports]
+    said = r"(?:dot import path string: |path but |(?:Got|Given) value: )(.*?)(?: either .*|\. Got value: .*)?$"
+    found = [value for text in (*reports, message) for value in re.findall(said, text, re.MULTILINE)] or [""]
+    value = next((one for one in found if not one.startswith(("NestedArg(", "Namespace("))), found[0])
+    value = re.sub(r"^NestedArg\(.*?\bval='?(.*?)'?\)$", r"\1", value)
     value = "a mapping" if value.startswith("Namespace(") else value
     value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]} ..."
     return f"expected {' or '.join(dict.fromkeys(expected))}, got {value}"
+
+
+# ---------------------------------------------------------------------- what was meant
 
 
 def explain(message: str, options: Iterable[str], command: str = "") -> str:
@@ -121,18 +234,11 @@ def explain(message: str, options: Iterable[str], command: str = "") -> str:
     short = shorten(message)
     if required := re.match("the following arguments are required: ", short):
         return f"{required[0]}{short[required.end() :].replace(f'{command}.', '')}\ngive a config: --config FILE"
-    return "\n".join(filter(None, (_without_types(short), _hint(message, short, options, command).strip())))
+    return "\n".join(filter(None, (short, _hint(message, short, options, command).strip())))
 
 
-def _without_types(short: str) -> str:
-    """A message about a name that stands for nothing: that there is none, in the place of the types that would do."""
-    found = re.fullmatch(r"([\w.]+): expected a class(?: or null)?, got ([A-Za-z_]\w*)", short)
-    kind, _ = known_names(found[1]) if found else ("", [])
-    return f"{found[1]}: there is no {kind.removesuffix('s')} {found[2]}" if found and kind else short
-
-
-def _meant(*names: str) -> str:
-    return f"did you mean {' or '.join(map(repr, names))}? " if any(names) else ""
+def _meant(name: str) -> str:
+    return f"did you mean {name!r}? " if name else ""
 
 
 _GROUPS = {"model": "--model.method", "checkpoint": "--ckpt_path", "personalize": "--personalize.train"}
@@ -152,10 +258,8 @@ def _hint(message: str, short: str, options: Iterable[str], command: str) -> str
         return _option_of_class(found[1].partition(".")[0], _class_before(message, found), short.partition(": ")[0])
     if found := re.search(r"expected one of \[(.*)\].*, got (\S+)$", short):
         return _meant(nearest(found[2], re.findall(r"'([^']+)'", found[1])))
-    if found := re.search(r"File does not exist: '?([^']+?)'?$", short):
-        path = Path(found[1])
-        near = nearest(path.name, sorted(other.name for other in path.parent.iterdir()) if path.parent.is_dir() else [])
-        return _meant(str(path.parent / near) if near else "")
+    if "No module named '" in short:
+        return "modules are found in the folder where pfl runs, and among the installed packages"
     return _name(short)
 
 
@@ -176,29 +280,19 @@ def _option_of_class(name: str, path: str, option: str) -> str:
         return ""
     if name == "class_path":  # beside which the options of the class stand
         return "the options of a class stand below init_args: {class_path: NAME, init_args: {lr: 0.1}}"
+    from jsonargparse import ArgumentParser
+
     cls = pkgutil.resolve_name(path)
-    options = _arguments(cls)
-    if name in options:
+    # Without those that the federation gives.
+    given = {"encoder", "num_classes", "input_shape", "params"}
+    own = {*ArgumentParser().add_class_arguments(cls, fail_untyped=False)} - given if inspect.isclass(cls) else ()
+    if name in own:
         return (
             f"{cls.__name__} has the option {name!r}, which the parser does not find: declare it with its type in "
             "__init__, in a client after encoder, num_classes and *"
         )
-    near = nearest_option(name, (f"{option}.{one}" for one in (*options, "init_args")), below=option)
-    return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(options))}" if options else ""
-
-
-def _arguments(cls: type) -> set[str]:
-    """Arguments of a class, as far as each of its bases passes options on to the next."""
-    options: set[str] = set()
-    packages = {"pfl_lightning", cls.__module__.partition(".")[0]}
-    for base in inspect.getmro(cls):
-        if "__init__" not in vars(base) or base.__module__.partition(".")[0] not in packages:
-            continue
-        parameters = inspect.signature(base).parameters.values()
-        options |= {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
-            break
-    return options - {"encoder", "num_classes", "input_shape", "params"}  # given by the federation
+    near = nearest_option(name, (f"{option}.{one}" for one in (*own, "init_args")), below=option)
+    return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(own))}" if own else ""
 
 
 def _name(short: str) -> str:
@@ -207,16 +301,10 @@ def _name(short: str) -> str:
     option = asked[1] if asked else short.partition(": ")[0]
     if lacks := re.search(r"the following arguments are required: (\w+)$", short):
         option = f"{option}.{lacks[1]}"
-    kind, names = known_names(option)
+    kind, names = _known_names(option)
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
-    found = re.search(r"module '([\w.]+)' has no attribute '", short)
-    other = found[1] if found and not found[1].startswith("pfl_lightning") else ""  # a package, or the user's own
-    there = [f"{other}.{name}" for name in dir(pkgutil.resolve_name(other)) if name[0] != "_"] if other else []
-    lasts = {name.rpartition(".")[2]: name for name in (*names, *there)}
-    near = lasts.get(nearest(given[1].rpartition(".")[2], lasts), "") if given else ""
+    lasts = {_last(name): name for name in names}
+    near = lasts.get(nearest(_last(given[1]), lasts), "") if given else ""
     if asked and given and near == given[1]:
         return f"{near!r} is an encoder whose options are set; a class, such as ResNet18, lists its own"
-    if "No module named '" in short:
-        return "modules are found in the folder where pfl runs, and among the installed packages"
-    too_many = option == "trainer.callbacks" or (near and other)
-    return f"{_meant(near)}known {kind}: {', '.join(names)}" if kind and not too_many else _meant(near)
+    return f"{_meant(near)}known {kind}: {', '.join(names)}" if kind else ""

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.cli.names import nearest_flag
+from pfl_lightning.cli.commands import WordParser
 from pfl_lightning.errors import UsageError
-from pfl_lightning.names import nearest
+from pfl_lightning.names import did_you_mean
 
 __all__ = [
     "CATALOG",
@@ -31,14 +30,6 @@ __all__ = [
 
 CATALOG, COSTS = (Path(__file__).with_name(f"{name}.json") for name in ("catalog", "costs"))
 """What classes say of methods, objectives and encoders; what methods cost and serve, as it was measured."""
-
-USAGE = """usage: pfl methods                  the methods, the self-supervised objectives and the encoders
-       pfl methods FILTER...        the methods that fit: --heterogeneous (clients' encoders may differ),
-                                    --novel (clients that never trained are served, too),
-                                    --public (clients learn from public samples),
-                                    --any-module (any LightningModule), --classifiers (those that classify, too)
-       pfl methods NAME...          all that is known of some methods
-       pfl methods --config FILE    the architectures of a run, and how many clients have each"""
 
 MODULES = {
     "yes": "any",
@@ -69,19 +60,17 @@ FILTERS: dict[str, Callable[[MethodRow], bool]] = {
     "--any-module": lambda row: row.modules == "yes",
     "--classifiers": lambda row: row.modules in ("yes", "classifiers"),
 }
+"""Which methods fit."""
 
-
-VARIANTS = {
-    "fedavg+": "FedAvg with fine_tune",
-    "heurfedamp": "FedAMP with attention=cosine, its default",
-    "ifca": "HypCluster with by_samples=false",
-    "ktpfl+weight": "KTpFL with weights=true",
-    "pfedhnpc": "PFedHN with personal_head=true",
-    "local": "LocalOnly",
-    "scriptconvergent": "LocalOnly with a personalization (configs/script_convergent_cifar10.yaml)",
-    "scriptfair": "LocalOnly with a personalization (configs/script_fair_cifar10.yaml)",
+HELP = {
+    "--heterogeneous": "methods under which clients' encoders may differ",
+    "--novel": "those that serve clients which never trained, too",
+    "--public": "those under which clients learn from public samples",
+    "--any-module": "those that train any LightningModule",
+    "--classifiers": "those, and those that train any which classifies",
+    "--config": "a config FILE of a run: its architectures, and how many clients have each",
 }
-"""Names without their punctuation, and what the package has for each."""
+"""Help on filters and on ``--config``."""
 
 
 @dataclass(frozen=True)
@@ -172,24 +161,21 @@ def method_rows() -> list[MethodRow]:
 def methods_table(rows: Sequence[MethodRow]) -> Table:
     """What travels, what stays, whom a method can serve, and what it costs beside FedAvg."""
     headings = ("method", "weights that travel", "bytes", "time", "work", "needs", "novel", "any module")
-    baseline = read_costs().get("FedAvg")
-    table = _table(headings, [_cells(row, baseline) for row in rows])
+    cells, baseline = list[Sequence[str]](), read_costs().get("FedAvg")
+    for row in rows:
+        figures, costs = ["-", "-", "-"], row.costs
+        if costs is not None and baseline is not None:
+            figures[0], figures[2] = f"{_bytes_beside(costs, baseline):.2f}", f"{costs.work:.2f}"
+            figures[1] = "-" if costs.time is None else f"{costs.time:.2f}"
+        novel = "yes" if FILTERS["--novel"](row) else ""
+        cells.append((row.name, row.shared, *figures, ", ".join(row.needs), novel, row.modules))
+    table = _table(headings, cells)
     table.caption = (
         "bytes both ways, time and work (operations of training) of a round over FedAvg's; one width: of the features, "
         "while encoders may differ; novel: clients that never train are served. pfl methods NAME says more, the paper "
         "and what clients and server keep included"
     )
     return table
-
-
-def _cells(row: MethodRow, baseline: MethodCosts | None) -> tuple[str, ...]:
-    costs, needs = row.costs, ", ".join(row.needs)
-    if costs is None or baseline is None:
-        return (row.name, row.shared, "-", "-", "-", needs, "-", row.modules)
-    both = _bytes_beside(costs, baseline)
-    time = "-" if costs.time is None else f"{costs.time:.2f}"
-    novel = "yes" if FILTERS["--novel"](row) else ""
-    return (row.name, row.shared, f"{both:.2f}", time, f"{costs.work:.2f}", needs, novel, row.modules)
 
 
 def _bytes_beside(costs: MethodCosts, baseline: MethodCosts) -> float:
@@ -201,110 +187,88 @@ def method_card(row: MethodRow) -> Table:
     table = Table(title=row.name, show_header=False)
     needs = "; ".join(NEEDS[need] for need in row.needs) or "nothing beyond a training step"
     lines = {"paper": f"{row.paper} {row.year}".strip(), "weights that travel": row.shared, "needs": needs}
-    costs, baseline = row.costs, read_costs().get("FedAvg")
-    if costs is not None and baseline is not None:
-        server = f"{costs.server_bytes / 1e3:,.1f} kB, and {costs.server_bytes_per_client / 1e3:,.1f} kB a client"
-        time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
-        if costs.overhead is not None and costs.overhead_long is not None:
-            time += f"; {costs.overhead:.2f} times a plain loop of as many operations, "
-            time += f"{costs.overhead_long:.2f} with more steps"
-        lines |= {
-            "the server sends": _sent(costs.down, costs.down_bytes),
-            "a client sends": _sent(costs.up, costs.up_bytes),
-            "a client keeps": f"{costs.client_bytes / 1e3:,.1f} kB",
-            "the server keeps": server,
-            "bytes of a round": f"{_bytes_beside(costs, baseline):.2f} times FedAvg's, both ways",
-            "work of a round": f"{costs.work:.2f} times FedAvg's",
-            "time of a round": time,
-            "clients' encoders": "may differ" if costs.unequal_encoders else "must be equal",
-            "clients that never train": f"{100 * costs.novel_accuracy:.0f} % of ten classes (digits, IID)",
-        }
-    lines["LightningModules"] = MODULES[row.modules]
-    for name, value in lines.items():
+    baseline = read_costs().get("FedAvg")
+    if row.costs is not None and baseline is not None:
+        lines |= _measured(row.costs, baseline)
+    for name, value in {**lines, "LightningModules": MODULES[row.modules]}.items():
         table.add_row(name, value)
     table.caption = "sizes with FedPAC's CNN (430,760 bytes) and 10 classes"
     return table
 
 
-def _sent(parts: Sequence[str], number: int) -> str:
-    return f"{', '.join(parts)}: {number / 1e3:,.1f} kB" if number else "nothing"
+def _measured(costs: MethodCosts, baseline: MethodCosts) -> Mapping[str, str]:
+    for_each = f"{_kilobytes(costs.server_bytes_per_client)} a client"
+    time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
+    if costs.overhead is not None and costs.overhead_long is not None:
+        plain = f"{costs.overhead:.2f} times a plain loop of as many operations"
+        time += f"; {plain}, {costs.overhead_long:.2f} with more steps"
+    return {
+        "the server sends": f"{', '.join(costs.down) or 'nothing'}: {_kilobytes(costs.down_bytes)}",
+        "a client sends": f"{', '.join(costs.up) or 'nothing'}: {_kilobytes(costs.up_bytes)}",
+        "a client keeps": _kilobytes(costs.client_bytes),
+        "the server keeps": f"{_kilobytes(costs.server_bytes)}, and {for_each}",
+        "bytes of a round": f"{_bytes_beside(costs, baseline):.2f} times FedAvg's, both ways",
+        "work of a round": f"{costs.work:.2f} times FedAvg's",
+        "time of a round": time,
+        "clients' encoders": "may differ" if costs.unequal_encoders else "must be equal",
+        "clients that never train": f"{100 * costs.novel_accuracy:.0f} % of ten classes (digits, IID)",
+    }
+
+
+def _kilobytes(number: int) -> str:
+    return f"{number / 1e3:,.1f} kB"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", show_lines: bool = False) -> Table:
-    table = Table(title=title or None, show_lines=show_lines)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("features", "parameters") else "left")
+    table = Table(*headings, title=title or None, show_lines=show_lines)
+    for column in table.columns:
+        column.justify = "right" if column.header in ("features", "parameters") else "left"
     for row in rows:
         table.add_row(*row)
     return table
 
 
 def print_methods(args: list[str]) -> None:
-    """Print what a config can name; with a config, the architectures of its federation."""
-    if {"-h", "--help"} & set(args):
-        return print(USAGE)
-    console = Console()
-    if args and not any(word == "--config" or word.startswith("--config=") for word in args):
-        return _chosen(args, console)
-    if args:
-        from pfl_lightning.callbacks import architecture_table
-        from pfl_lightning.cli.federated_cli import FederatedCLI
+    """Print what a config can name; with a config, the architectures of its federation.
 
-        cli = FederatedCLI(args=args, run=False)
-        cli.datamodule.prepare_data()
-        cli.datamodule.setup("fit")
-        rows, number = cli.model.describe(cli.datamodule), cli.datamodule.num_clients
-        return console.print(architecture_table(rows, f"{number} clients"))
-    catalog = read_catalog()
-    console.print(methods_table(method_rows()))
-    title = "objectives of PFLSSL and Calibre: --model.method.objective NAME"
-    headings = ("objective", "class", "what it does", "source")
-    console.print(_table(headings, catalog["objectives"], title, show_lines=True))
-    title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
-    console.print(_table(("encoder", "class", "features", "parameters"), catalog["encoders"], title))
-    return None
-
-
-def _hint(word: str, catalog: dict[str, list[list[str]]]) -> str:
-    """What was probably meant by a word that is neither a method nor a filter."""
-    if word.startswith("-"):
-        near = nearest_flag(word, [*FILTERS, "--config"])
-        return f"did you mean {near}?" if near else "pfl methods --help lists the filters"
-    methods, objectives, encoders = (
-        [row[0] for row in catalog[kind]] for kind in ("methods", "objectives", "encoders")
-    )
-    if variant := _variant_of(word, methods, objectives):
-        return f"it is {variant}: pfl methods {variant.split()[0]}"
-    if word in encoders:
-        return f"it is an encoder: --model.encoder {word}"
-    near = nearest(word, methods)
-    return f"did you mean {near}?" if near else "pfl methods lists all"
-
-
-def _variant_of(word: str, methods: Sequence[str], objectives: Sequence[str]) -> str:
-    """Which method, with which options, a name of a paper stands for; empty for none."""
-    plain = re.sub(r"[\s\-_.()]", "", word.lower())
-    own = {name.lower(): name for name in methods}
-    own |= {f"{name.lower()}ft": f"{name} with fine_tune" for name in methods} | VARIANTS
-    for objective in objectives:
-        for prefix, name in (("", "PFLSSL or Calibre"), ("pfl", "PFLSSL"), ("calibre", "Calibre")):
-            own[prefix + objective] = f"{name} with objective={objective}"
-    return own.get(plain, "")
-
-
-def _chosen(args: Sequence[str], console: Console) -> None:
-    """Print the methods that were named, or those that fit the filters."""
-    catalog = read_catalog()
-    rows = method_rows()
-    names = {row.name.lower(): row for row in rows}
-    for word in args:
-        if word not in FILTERS and word.lower() not in names:
-            raise UsageError(f"pfl methods: there is no method {word}; {_hint(word, catalog)}")
-    filters = [FILTERS[word] for word in args if word in FILTERS]
-    named = [names[word.lower()] for word in args if word not in FILTERS]
+    Raises:
+        UsageError: There is no such method or filter.
+    """
+    parser = WordParser("pfl methods", description="List what a config can name: methods, objectives and encoders.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="methods of which all is told that is known")
+    for option, text in HELP.items():
+        parser.add_argument(option, help=text, **({} if option == "--config" else {"action": "store_true"}))
+    if any(word.partition("=")[0] == "--config" for word in args):
+        return _print_architectures(args)
+    asked, rows = vars(parser.parse_intermixed_args(args)), method_rows()
+    known, console = {row.name.lower(): row for row in rows}, Console()
+    for name in asked["names"]:
+        if name.lower() not in known:
+            near = did_you_mean(name, [row.name for row in rows])
+            raise UsageError(f"there is no method {name}{near} (pfl methods lists all)")
+    filters = [fits for option, fits in FILTERS.items() if asked[option[2:].replace("-", "_")]]
+    named = [known[name.lower()] for name in asked["names"]]
     fitting = [row for row in named or rows if all(fits(row) for fits in filters)]
     if not fitting:
         return console.print(f"no method fits: {' '.join(args)}")
-    for card in [method_card(row) for row in fitting] if named else [methods_table(fitting)]:
-        console.print(card)
+    for table in map(method_card, fitting) if named else [methods_table(fitting)]:
+        console.print(table)
+    if not args:
+        catalog = read_catalog()
+        title = "objectives of PFLSSL and Calibre: --model.method.objective NAME"
+        headings = ("objective", "class", "what it does", "source")
+        console.print(_table(headings, catalog["objectives"], title, show_lines=True))
+        title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
+        console.print(_table(("encoder", "class", "features", "parameters"), catalog["encoders"], title))
     return None
+
+
+def _print_architectures(args: list[str]) -> None:
+    from pfl_lightning.callbacks import architecture_table
+    from pfl_lightning.cli.federated_cli import FederatedCLI
+
+    cli = FederatedCLI(args=args, run=False)
+    cli.datamodule.prepare_data()
+    cli.datamodule.setup("fit")
+    rows, number = cli.model.describe(cli.datamodule), cli.datamodule.num_clients
+    Console().print(architecture_table(rows, f"{number} clients"))

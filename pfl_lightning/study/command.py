@@ -14,7 +14,7 @@ from rich.table import Table
 
 import pfl_lightning
 from pfl_lightning.cli.commands import WordParser, whole_number
-from pfl_lightning.cli.names import NEAR, OTHER_NAMES, nearest_flag, nearest_option
+from pfl_lightning.cli.messages import NEAR, OTHER_NAMES, nearest_flag, nearest_option
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_full_disk

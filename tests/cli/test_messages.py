@@ -17,9 +17,9 @@ WRONG = {
     "--data.init_args.novel_clients some": "data.novel_clients: expected int or float, got some",
     "--data.init_args.partition.init_args.num_clients 0": "num_clients must be at least 1, got 0",
     "--data.init_args.partition.init_args.number 3": "data.partition: Option 'number' is not accepted",
-    "--data.init_args.partition Alike": "data.partition: there is no partition Alike",
-    "--data Alike": "data: there is no data module Alike",
-    "--model.method FedEverything": "model.method: there is no method FedEverything",
+    "--data.init_args.partition Alike": "data.partition: expected a class, got Alike",
+    "--data Alike": "data: expected a class or null, got Alike",
+    "--model.method FedEverything": "model.method: expected a class, got FedEverything",
     "--model.method.init_args.nope 3": "model.method: Option 'nope' is not accepted",
     "--model.method.init_args.lr many": "model.method.lr: expected float, got many",
     "--model.method.init_args.lr -1": "lr must be a finite number of at least 0, got -1.0",
@@ -123,7 +123,7 @@ def test_no_list_of_methods_for_a_wrong_value_of_one(tmp_path, capsys):
     said = said_of(tmp_path, capsys, "model: {method: {init_args: {optimizer: os.system}}}")
     assert "known methods" not in said
     said = said_of(tmp_path, capsys, "model: {method: os.system}")
-    assert "known methods: LocalOnly" in said
+    assert "known methods: APFL" in said
 
 
 def test_a_long_value_is_cut(tmp_path, capsys):

@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser
 
 from pfl_lightning.cli import FederatedCLI, main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS, short_help
-from pfl_lightning.cli.names import OF_CLASSES, OTHER_NAMES
+from pfl_lightning.cli.messages import OF_CLASSES, OTHER_NAMES
 from pfl_lightning.cli.parser import all_options
 from pfl_lightning.datamodules import IID, Digits
 from pfl_lightning.methods import FedPAC

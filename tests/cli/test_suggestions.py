@@ -8,7 +8,7 @@ import yaml
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS
-from pfl_lightning.cli.names import OF_CLASSES, nearest_option
+from pfl_lightning.cli.messages import OF_CLASSES, nearest_option
 from pfl_lightning.names import nearest
 from pfl_lightning.phases import Personalization
 
@@ -169,8 +169,8 @@ def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
         ("methods --hetero", "did you mean --heterogeneous?"),
         ("methods --confi x.yaml", "did you mean --config?"),
         ("methods --novel-clients", "did you mean --novel?"),
-        ("methods scaffold1", "did you mean SCAFFOLD?"),
-        ("methods FedNova", "there is no method FedNova; pfl methods lists all"),
+        ("methods scaffold1", "did you mean 'SCAFFOLD'?"),
+        ("methods FedNova", "there is no method FedNova (pfl methods lists all)"),
         ("study x.yaml --train head", "did you mean --personalize.train?"),
         ("study x.yaml --personalise.epochs 3", "did you mean --personalize.epochs?"),
         ("study x.yaml --out x", "did you mean --output?"),
@@ -189,11 +189,6 @@ def test_nor_do_those_without_a_trainer(capsys, words, meant):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(words.split())
     assert meant in capsys.readouterr().err
-
-
-def test_a_typo_in_the_path_of_a_config(capsys, tmp_path):
-    wrong = CONFIG.with_name("fedpac_digit.yaml")
-    assert f"did you mean '{CONFIG}'?" in said_of(capsys, tmp_path, "--config", str(wrong))
 
 
 def test_no_suggestion_for_what_is_like_nothing(capsys, tmp_path):
