@@ -23,7 +23,7 @@ from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask, Los
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.resume_states import split_attributes
+from pfl_lightning.state.clients import split_attributes
 from pfl_lightning.state.tensors import load_state
 
 SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]

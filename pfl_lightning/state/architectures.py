@@ -24,7 +24,6 @@ __all__ = [
     "build_clients",
     "check_features",
     "check_shared",
-    "summarize_architectures",
 ]
 
 MethodFactory = Callable[[nn.Module, int], FederatedClient]
@@ -202,25 +201,6 @@ def check_shared(clients: Sequence[FederatedClient], labels: Sequence[str]) -> N
 def width_of(encoder: nn.Module) -> int:
     """Width of an encoder's features, d."""
     return cast(int, encoder.out_features)
-
-
-def summarize_architectures(
-    clients: Sequence[FederatedClient], labels: Sequence[str], groups: Sequence[int]
-) -> list[ArchitectureSummary]:
-    """Summary of each architecture, with its number of clients."""
-    rows = []
-    for index, (client, label) in enumerate(zip(clients, labels, strict=True)):
-        state = client.state_dict()
-        rows.append(
-            ArchitectureSummary(
-                encoder=label,
-                features=getattr(client.encoder, "out_features", None),
-                parameters=sum(p.numel() for p in client.parameters()),
-                shared=sum(state[name].numel() for name in client.shared_names()),
-                clients=sum(group == index for group in groups),
-            )
-        )
-    return rows
 
 
 def _shapes(client: FederatedClient) -> dict[str, tuple[int, ...]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
+import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from pfl_lightning.errors import CheckpointError
+from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.messages import State
-from pfl_lightning.state.row_storage import Rows, first_rows
 
 __all__ = ["ClientStates", "Journal", "spill_to_disk"]
 
@@ -29,10 +32,15 @@ class Journal:
 
 
 class ClientStates:
-    """Per-client state store on the host: one array per name, one row per client.
+    """Per-client state store on the host: one array per name, one row per client, in memory or in a temporary file.
 
     A client that never stored anything has the initial value and costs nothing: rows are assigned in the order in
-    which clients first store something.
+    which clients first store something, and one that was never written takes neither memory nor disk.
+
+    The file is mapped into memory, of which the operating system caches as much as fits. It is sparse and has no name:
+    its space is free again as soon as the process ends, however it ends. It is read through the map and written by
+    write calls. On a full disk these fail with an error, whereas a write through the map would end the process by a
+    signal (SIGBUS).
 
     Args:
         initial: Initial state of every client, by name; may be empty.
@@ -52,9 +60,10 @@ class ClientStates:
     def __init__(self, initial: State, num_clients: int) -> None:
         self.num_clients = num_clients
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in initial.items()}
-        self._rows: Rows | None = None  # made when first needed
+        self._arrays: dict[str, Tensor] | None = None  # made when first needed; `_write` alone changes them
         self._row_of: dict[int, int] = {}  # in the order of the rows
         self._folder: str | None = None  # of the file, where the rows are in one
+        self._file: Any = None
         self._journals: WeakSet[Journal] = WeakSet()  # each is kept for as long as a snapshot holds it
 
     def __len__(self) -> int:
@@ -74,9 +83,9 @@ class ClientStates:
         Raises:
             FederationError: The file cannot be made, or the disk is full.
         """
-        stored, place = self._stored(), folder or tempfile.gettempdir()
-        self._rows, self._folder = Rows(self.initial, self.num_clients, place), place
-        self._write(stored)
+        stored = self._stored()
+        self._folder, self._arrays = folder or tempfile.gettempdir(), None
+        self._write(0, stored)
 
     def written(self, client: int) -> bool:
         """Whether the client's state was ever stored."""
@@ -85,9 +94,9 @@ class ClientStates:
     def get(self, client: int) -> dict[str, Tensor]:
         """State of the client; views into the store, read only."""
         row = self._row_of.get(client)
-        if row is None or self._rows is None:
+        if row is None or self._arrays is None:
             return dict(self.initial)
-        return {name: array[row] for name, array in self._rows.arrays.items()}
+        return {name: array[row] for name, array in self._arrays.items()}
 
     def set(self, client: int, state: State) -> None:
         """Store a copy of the client's state.
@@ -105,8 +114,7 @@ class ClientStates:
                 own = self.get(client).items() if self.written(client) else None
                 journal.rows[client] = None if own is None else {name: tensor.clone() for name, tensor in own}
         row = self._row_of.get(client, len(self._row_of))
-        for name in self.initial:
-            self._room.write(name, row, state[name][None])
+        self._write(row, {name: state[name][None] for name in self.initial})
         self._row_of[client] = row
 
     def journal(self) -> Journal:
@@ -121,15 +129,8 @@ class ClientStates:
             if state is None:  # its row is behind those of all clients that had one
                 self._row_of.pop(client, None)
             else:
-                for name, tensor in state.items():
-                    self._room.write(name, self._row_of[client], tensor[None])
+                self._write(self._row_of[client], {name: tensor[None] for name, tensor in state.items()})
         journal.rows.clear()
-
-    @property
-    def _room(self) -> Rows:
-        if self._rows is None:
-            self._rows = Rows(self.initial, self.num_clients)
-        return self._rows
 
     @property
     def num_bytes(self) -> int:
@@ -145,16 +146,73 @@ class ClientStates:
     def _row_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.initial.values())
 
-    def _stored(self) -> dict[str, Tensor]:
-        """Written rows by name, not copied."""
-        if self._rows is None:
-            return {name: tensor.new_empty((0, *tensor.shape)) for name, tensor in self.initial.items()}
-        return {name: first_rows(array, len(self._row_of)) for name, array in self._rows.arrays.items()}
+    # ------------------------------------------------------------------ rows
 
-    def _write(self, rows: State) -> None:
-        for name, values in rows.items():
-            if len(values):
-                self._room.write(name, 0, values)
+    def _reserve(self) -> dict[str, Tensor]:
+        """Arrays of all clients by name, (m, ...), of which nothing is written yet."""
+        count = self.num_clients
+        if self._folder is None:  # torch.empty does not touch the memory, so that it becomes resident row by row
+            return {name: torch.empty((count, *t.shape), dtype=t.dtype) for name, t in self.initial.items()}
+        sizes = {name: count * t.numel() * t.element_size() for name, t in self.initial.items()}
+        starts = [0, *accumulate(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes.values())]
+        self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  # open as long as the rows
+        self._file.truncate(starts[-1])
+        whole = torch.empty(0, dtype=torch.uint8)
+        if starts[-1]:
+            whole = torch.frombuffer(mmap.mmap(self._file.fileno(), starts[-1]), dtype=torch.uint8)
+        return {
+            name: whole[start : start + sizes[name]].view(t.dtype).view(count, *t.shape)
+            for start, (name, t) in zip(starts, self.initial.items(), strict=False)
+        }
+
+    def _write(self, first: int, rows: State) -> None:
+        """Store consecutive rows, from the row ``first`` on."""
+        try:
+            if self._arrays is None:
+                self._arrays = self._reserve()
+            for name, values in rows.items():
+                self._write_array(name, self._arrays[name], first, values)
+        except (OSError, RuntimeError) as error:
+            raise self._no_room(error) from error
+
+    def _write_array(self, name: str, array: Tensor, first: int, values: Tensor) -> None:
+        if values.shape[1:] != array.shape[1:]:
+            raise ValueError(f"{name} has shape {tuple(values.shape[1:])}, expected {tuple(array.shape[1:])}")
+        if self._folder is None:
+            array[first : first + len(values)].copy_(values)
+        elif values.numel():
+            data = values.detach().to("cpu", array.dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
+            self._file.seek((array.storage_offset() + first * array.stride(0)) * array.element_size())
+            while len(data):
+                data = data[self._file.write(data) :]
+
+    def _no_room(self, error: OSError | RuntimeError) -> FederationError:
+        free = ""
+        with suppress(OSError):
+            free = f", {shutil.disk_usage(self._folder).free / 1e9:.3g} GB are free" if self._folder else ""
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        return FederationError(
+            f"the clients' state cannot be stored in {self._folder or 'memory'}: {reason} (it can grow to "
+            f"{self.most_bytes / 1e9:.3g} GB{free}). Give the Federation a spill_dir with more free space, or another "
+            "client_state_memory_gb, the limit of what is kept in memory; a checkpoint of the run can be resumed with "
+            "either"
+        )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Written rows by name, not copied: over memory of which ``torch.save`` writes no more than these rows.
+
+        (Of a plain slice it would write the whole array.)
+        """
+        count, stored = len(self._row_of), dict[str, Tensor]()
+        for name, like in self.initial.items():
+            if self._arrays is None or not count or not like.numel():
+                stored[name] = like.new_empty((count, *like.shape))
+                continue
+            data = self._arrays[name][:count].reshape(-1).view(torch.uint8).numpy()
+            stored[name] = torch.frombuffer(data, dtype=like.dtype).view(count, *like.shape)
+        return stored
 
     def state_dict(self) -> dict[str, Any]:
         """Content for a checkpoint: only the written rows, not copied, and their clients."""
@@ -188,7 +246,8 @@ class ClientStates:
         clients = state["written"].tolist()
         self._check_rows(clients, state["rows"])
         self.initial = {name: state["initial"][name].to(own.dtype, copy=True) for name, own in self.initial.items()}
-        self._write(state["rows"])
+        if clients:
+            self._write(0, state["rows"])
         self._row_of = {client: row for row, client in enumerate(clients)}
 
     def _check_rows(self, clients: Sequence[int], rows: State) -> None:

@@ -1,9 +1,10 @@
-"""All clients of a federation: a module for each architecture, and the stored state of every client."""
+"""All clients of a federation: a module for each architecture; every client's stored state and resume state."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,11 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.messages import State
-from pfl_lightning.state.architectures import ArchitectureSummary, summarize_architectures
-from pfl_lightning.state.client_states import ClientStates
-from pfl_lightning.state.resume_states import ResumeStates, split_attributes
+from pfl_lightning.state.architectures import ArchitectureSummary
+from pfl_lightning.state.client_states import ClientStates, spill_to_disk
 from pfl_lightning.state.tensors import select_state
 
-__all__ = ["Clients", "GroupedStates"]
+__all__ = ["Clients", "GroupedStates", "ResumeStates", "split_attributes", "with_attributes"]
 
 
 class GroupedStates:
@@ -61,20 +61,24 @@ class GroupedStates:
         """Number of clients, m."""
         return len(self._group)
 
+    def _at(self, client: int) -> tuple[ClientStates, int]:
+        """The store of the client's architecture, and the client's place in it."""
+        return self.stores[int(self._group[client])], int(self._place[client])
+
     def written(self, client: int) -> bool:
         """Whether the client's state was ever stored."""
-        return self.stores[int(self._group[client])].written(int(self._place[client]))
+        store, place = self._at(client)
+        return store.written(place)
 
     def get(self, client: int) -> dict[str, Tensor]:
         """The client's state; views into the store, not to be changed."""
-        store = self.stores[int(self._group[client])]
-        return store.get(int(self._place[client])) if store.initial else {}
+        store, place = self._at(client)
+        return store.get(place)
 
     def set(self, client: int, state: State) -> None:
         """Store a copy of the client's state."""
-        store = self.stores[int(self._group[client])]
-        if store.initial:
-            store.set(int(self._place[client]), state)
+        store, place = self._at(client)
+        store.set(place, state)
 
     @property
     def num_bytes(self) -> int:
@@ -111,6 +115,108 @@ class GroupedStates:
             store.load_state_dict(content)
 
 
+_STEP = 256
+"""Rows are multiples of this many bytes long."""
+
+_MARK = b"attributes"
+_LENGTH = 8
+
+
+def with_attributes(content: bytes, attributes: bytes) -> bytes:
+    """Resume state of a local fit, and behind it the attributes that evaluations of the client need, too.
+
+    Example:
+        >>> from pfl_lightning.state.clients import split_attributes, with_attributes
+        >>> split_attributes(with_attributes(b"schedules", b"temperature"))
+        (b'schedules', b'temperature')
+        >>> split_attributes(b"schedules alone")
+        (b'schedules alone', b'')
+    """
+    return content + attributes + len(attributes).to_bytes(_LENGTH, "little") + _MARK if attributes else content
+
+
+def split_attributes(content: bytes) -> tuple[bytes, bytes]:
+    """The two parts that :func:`with_attributes` was given."""
+    if not content.endswith(_MARK):
+        return content, b""
+    end = len(content) - len(_MARK) - _LENGTH
+    start = end - int.from_bytes(content[end : end + _LENGTH], "little")
+    return content[:start], content[start:end]
+
+
+class ResumeStates:
+    """Bytes of each client, which its local fits hand on: optimizers, schedules, and attributes of a user's module.
+
+    Their length is not known before the first local fit, and may grow: rows are as long as the longest, with some room.
+
+    Args:
+        num_clients: Number of clients, m.
+        limit_gb: They rest on disk if all clients together could take more than this many gigabytes (10^9 bytes);
+            ``None`` for no limit.
+        folder: Folder of the file; ``None`` is the system's folder for temporary files.
+
+    Example:
+        >>> from pfl_lightning.state.clients import ResumeStates
+        >>> states = ResumeStates(num_clients=1000)
+        >>> states.set(7, b"epoch 3")
+        >>> states.get(7), states.get(8)
+        (b'epoch 3', b'')
+    """
+
+    def __init__(self, num_clients: int, limit_gb: float | None = None, folder: str | None = None) -> None:
+        self.num_clients, self._limit_gb, self._folder = num_clients, limit_gb, folder
+        self.rows: ClientStates | None = None  # made when first needed
+
+    def get(self, client: int) -> bytes:
+        """Resume state that the client's last local fit has left; nothing before its first."""
+        if self.rows is None:
+            return b""
+        row = self.rows.get(client)
+        return row["content"][: int(row["length"])].numpy().tobytes()
+
+    def set(self, client: int, content: bytes) -> None:
+        """Store what a local fit hands on.
+
+        Raises:
+            FederationError: The memory or the disk is full.
+        """
+        if self.rows is None or len(content) > self.rows.initial["content"].numel():  # begin longer rows
+            before, length = copy(self), len(content) + len(content) // 8
+            self.rows = self._new_rows(-(-length // _STEP) * _STEP)
+            for known in [] if before.rows is None else before.rows.state_dict()["written"].tolist():
+                self.set(known, before.get(known))
+        assert self.rows is not None
+        row = torch.zeros_like(self.rows.initial["content"])
+        if content:
+            row[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self.rows.set(client, {"content": row, "length": torch.tensor(len(content))})
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.rows = None
+
+    def _new_rows(self, length: int) -> ClientStates:
+        first: dict[str, Tensor] = {"content": torch.zeros(length, dtype=torch.uint8), "length": torch.tensor(0)}
+        rows = ClientStates(first, self.num_clients)
+        spill_to_disk(self._limit_gb, [rows], self._folder)
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Content for a checkpoint: only the rows that were written."""
+        return {} if self.rows is None else self.rows.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            CheckpointError: Another number of clients, or rows are missing.
+        """
+        self.rows = None
+        if state:
+            self.rows = self._new_rows(state["initial"]["content"].numel())
+            self.rows.load_state_dict(state)
+
+
 class Clients:
     """Architecture and stored state of every client.
 
@@ -137,7 +243,14 @@ class Clients:
     @property
     def summaries(self) -> list[ArchitectureSummary]:
         """Summary of each architecture, with its number of clients."""
-        return summarize_architectures(self.models, self.labels, self.architecture_of)
+        rows = []
+        for index, (model, label) in enumerate(zip(self.models, self.labels, strict=True)):
+            state, features = model.state_dict(), getattr(model.encoder, "out_features", None)
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            shared = sum(state[name].numel() for name in model.shared_names())
+            clients = sum(own == index for own in self.architecture_of)
+            rows.append(ArchitectureSummary(label, features, parameters, shared, clients))
+        return rows
 
     def first_state(self, architecture: int) -> dict[str, Tensor]:
         """Stored state of an architecture's clients before their first local fit, with the fixed tensors."""

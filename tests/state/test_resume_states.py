@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pfl_lightning.errors import CheckpointError
-from pfl_lightning.state.resume_states import ResumeStates
+from pfl_lightning.state.clients import ResumeStates
 
 
 @pytest.mark.parametrize("limit", [None, 0.0])

@@ -23,7 +23,7 @@ from pfl_lightning.drop_in.fits.module_calls import (
 )
 from pfl_lightning.drop_in.fits.resume import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.state.resume_states import split_attributes, with_attributes
+from pfl_lightning.state.clients import split_attributes, with_attributes
 
 __all__ = ["ModuleSteps"]
 
