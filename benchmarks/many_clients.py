@@ -93,7 +93,7 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
     from pfl_lightning import Federation, methods
     from pfl_lightning.callbacks import FederatedLoop
     from pfl_lightning.datamodules import IID, FederatedDataModule, Samples
-    from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+    from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
     class RandomVectors(FederatedDataModule):
         """Vectors without meaning."""

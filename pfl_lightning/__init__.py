@@ -52,10 +52,10 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
         VectorizedEngine,
     )
     from pfl_lightning.federation import Federation
+    from pfl_lightning.federation.own_models import export_clients
     from pfl_lightning.messages import Broadcast, ClientUpdate
     from pfl_lightning.phases import Personalization
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
-    from pfl_lightning.state.checkpoints.export import export_clients
 
 __version__ = "0.3.0"
 
@@ -94,10 +94,10 @@ _HOMES = {
     "drop_in.predictions": ("predict_clients",),
     "engines": ("Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
     "federation": ("Federation",),
+    "federation.own_models": ("export_clients",),
     "messages": ("Broadcast", "ClientUpdate"),
     "phases": ("Personalization",),
     "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),
-    "state.checkpoints.export": ("export_clients",),
 }
 """Modules that define the public names."""
 

@@ -10,18 +10,6 @@ from numbers import Integral
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
 
-__all__ = [
-    "as_mistaken_data",
-    "check_at_least",
-    "check_between",
-    "check_choice",
-    "check_learning_rate",
-    "check_names",
-    "check_number",
-    "check_number_of_clients",
-    "check_seed",
-]
-
 LARGEST_WHOLE = 2**31 - 1
 """Sizes and counts above it are slips of the keyboard, and would overflow in arithmetic of 64 bits."""
 

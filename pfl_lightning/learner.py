@@ -18,8 +18,6 @@ from pfl_lightning.messages import magnitude
 from pfl_lightning.state.image import Snapshot
 from pfl_lightning.state.tensors import tensors_in
 
-__all__ = ["Learner", "Objective", "all_finite", "warn_of_taken_back"]
-
 Objective = Callable[[], Tensor]
 """Computes the scalar that a step descends, from the network as it is then."""
 

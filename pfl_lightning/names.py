@@ -14,8 +14,6 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["did_you_mean", "is_own_code", "method_named", "nearest", "stands_for"]
-
 PACKAGE = __name__.partition(".")[0]
 
 

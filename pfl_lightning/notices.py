@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["forget_shown", "named_clients", "naming_clients", "remembering_in", "shown_before", "silence"]
-
 _shown: set[tuple[Any, ...]] = set()
 
 

@@ -29,19 +29,6 @@ else:
             return Any
 
 
-__all__ = [
-    "BatchNorm",
-    "ClientOptions",
-    "EvaluationOptions",
-    "FitOptions",
-    "OptionsWithoutSGD",
-    "SGDOptions",
-    "Schedule",
-    "SharingOptions",
-    "TrainingOptions",
-    "Unpack",
-]
-
 BatchNorm = Literal["shared", "own_statistics", "own"]
 """Whether layers of batch normalization travel, keep their running statistics on the client, or stay there whole."""
 

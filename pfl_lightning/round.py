@@ -23,8 +23,6 @@ from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.image import Growth, Snapshot
 from pfl_lightning.state.update_norms import Norms, UpdateGuard
 
-__all__ = ["Round", "Traffic"]
-
 _log = logging.getLogger(__name__)
 
 ATOMIC_RECEIVERS = (AveragingAggregator.receive,)

@@ -31,8 +31,8 @@ from pfl_lightning.federation.outer_callbacks import check_strategy
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import last_checkpoint
 from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, runs_below
-from pfl_lightning.state.checkpoints.best_round import BestRound
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+from pfl_lightning.state.best_round import BestRound
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 __all__ = ["FederatedCLI"]
 

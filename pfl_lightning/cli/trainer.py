@@ -21,13 +21,13 @@ from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.own_models import export_clients
 from pfl_lightning.federation.preemption import slurm_job
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, in_words, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.folder import RunFolder, of_a_run
-from pfl_lightning.state.checkpoints.best_round import BestRound, LastRound
-from pfl_lightning.state.checkpoints.export import export_clients
+from pfl_lightning.state.best_round import BestRound, LastRound
 from pfl_lightning.state.files import replace_file
 
 __all__ = ["FederatedTrainer", "SaveConfig", "SlurmCommand", "place_callbacks"]

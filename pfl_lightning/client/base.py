@@ -23,8 +23,6 @@ from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.server import Aggregator, AveragingAggregator
 from pfl_lightning.state.tensors import load_state, select_state
 
-__all__ = ["FederatedClient"]
-
 
 class FederatedClient(Declarations, FeatureAccess, FitAccess):
     """An encoder with a head, or a user's module, and a method's loss: what one client trains on its own data.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pfl_lightning.drop_in.features.feature_module import FeatureModule
     from pfl_lightning.fit.context import FitContext
 
-__all__ = ["FeatureAccess"]
-
 
 class FeatureAccess(L.LightningModule):
     """Features in front of a linear head, and classes of samples: those of the package's own encoder and head.

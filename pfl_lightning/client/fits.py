@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pfl_lightning.client.base import FederatedClient
     from pfl_lightning.drop_in.client.user_module import UserModule
 
-__all__ = ["FitAccess"]
-
 
 class FitAccess(L.LightningModule):
     """What engines call of a client: of its own encoder and head, or of the user's module that it has."""

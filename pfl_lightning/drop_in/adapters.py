@@ -10,7 +10,7 @@ from torch import nn
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.state.checkpoints.export import exported_clients
+from pfl_lightning.federation.own_models import exported_clients
 
 __all__ = ["export_adapters"]
 

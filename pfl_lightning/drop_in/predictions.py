@@ -15,7 +15,7 @@ from pfl_lightning.drop_in.outer.traveling import outline
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.notices import silence
-from pfl_lightning.state.checkpoints.file import FEDERATION, read_checkpoint
+from pfl_lightning.state.checkpoints import FEDERATION, read_checkpoint
 from pfl_lightning.state.equality import same
 
 __all__ = ["NamesUnsharedParts", "predict_clients", "warn_of_unshared_parts"]

@@ -12,8 +12,6 @@ from pfl_lightning.state.image import Growth
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["DivergenceGuard"]
-
 LOSS = "train/loss"
 
 MAX_GROWTH = 100.0

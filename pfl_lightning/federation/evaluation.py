@@ -19,8 +19,6 @@ from pfl_lightning.notices import named_clients
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["Evaluation", "Scores", "summarize_scores", "warn_if_not_finetuned"]
-
 Scores = Mapping[int, EvalMetrics]
 """Metrics of each client, by its number."""
 

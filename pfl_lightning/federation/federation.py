@@ -41,8 +41,6 @@ from pfl_lightning.state.architectures import (
 from pfl_lightning.state.clients import Clients, GroupedStates
 from pfl_lightning.state.update_norms import UpdateGuard
 
-__all__ = ["Federation"]
-
 
 class Federation(L.LightningModule):
     """A federation of clients as one LightningModule.

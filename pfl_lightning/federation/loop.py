@@ -22,8 +22,6 @@ from pfl_lightning.state.update_norms import UpdateGuard
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["RoundLoop", "loop_of"]
-
 MAX_ROLLBACKS = 3
 """Rounds in a row that may have to be undone; then the run fails."""
 

@@ -12,15 +12,6 @@ from typing import Any, Literal
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.lightning_private import end_after_epochs, seconds_between_validations
 
-__all__ = [
-    "call_with_options",
-    "check_options",
-    "check_strategy",
-    "end_by_rounds",
-    "lightning_kinds",
-    "refuse_callback",
-]
-
 Place = Literal["Federation", "federate", "inside"]
 """The outer Trainer of a method's own clients, that of a user's module, and local fits."""
 

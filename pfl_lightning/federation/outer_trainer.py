@@ -14,20 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
-
-__all__ = [
-    "RoundLoaders",
-    "check_planned",
-    "count_round",
-    "has_begun",
-    "name_previous",
-    "name_round",
-    "previous_checkpoints",
-    "purge_curves",
-    "release_data",
-    "stay_ended",
-]
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ import lightning as L
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.callbacks import Checkpoint
 
-__all__ = ["Preemption", "requeue", "slurm_job"]
-
 
 class Preemption(Checkpoint):
     """Puts off what Lightning does on SLURM's signal, a checkpoint and ``scontrol requeue``, to the end of the round.

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.data import FederatedData
 from pfl_lightning.errors import CheckpointError, FederationError
-from pfl_lightning.state.checkpoints.file import as_federation_wrote, content_fault, damaged, goes_on
+from pfl_lightning.state.checkpoints import as_federation_wrote, content_fault, damaged, goes_on
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation

@@ -28,21 +28,13 @@ from pfl_lightning.notices import forget_shown
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import MethodFactory
-from pfl_lightning.state.checkpoints.file import use_atomic_files
+from pfl_lightning.state.checkpoints import use_atomic_files
 from pfl_lightning.state.client_states import spill_to_disk
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.resume_states import ResumeStates
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
-
-__all__ = [
-    "begin",
-    "build",
-    "check_clients",
-    "checked_method",
-    "missing_callbacks",
-]
 
 
 def checked_method(given: Any) -> MethodFactory:

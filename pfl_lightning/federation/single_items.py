@@ -17,8 +17,6 @@ from pfl_lightning.notices import named_clients
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.closures import copy_module
 
-__all__ = ["check_single_items"]
-
 
 def check_single_items(clients: Clients, data: FederatedData) -> None:
     """Refuse clients with a training batch of one item where batch normalization needs two, before the first round.

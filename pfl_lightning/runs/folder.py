@@ -148,7 +148,7 @@ def _best_next_to(last: Path) -> Path | None:
     """The best checkpoint by what the callbacks knew at the last round."""
     if not last.is_file():
         return None
-    from pfl_lightning.state.checkpoints.file import read_checkpoint  # torch, which `pfl compare` needs for nothing
+    from pfl_lightning.state.checkpoints import read_checkpoint  # torch, which `pfl compare` needs for nothing
 
     callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
     watching = {key: state for key, state in callbacks.items() if state.get("monitor")}

@@ -4,11 +4,10 @@
 ``tensors``                              ``select_state``, ``load_state`` and ``TensorDict``: parts of a state by name
 ``architectures``                        client modules for the encoders of a federation
 ``closures``                             ``copy_module``: a copy whose functions hold its own layers
-``clients``                              ``Clients``: modules and stored states of a federation
-``client_states``                        per-client state stores, of one or several architectures
-``row_storage``                          their arrays, in memory or in a file
-``resume_states``                        what a local fit hands on to the client's next, as bytes
-``checkpoints``                          checkpoints of a federation, and clients' models as plain files
+``clients``                              ``Clients``: modules, stored states and resume states of a federation
+``client_states``                        a state for each client, in memory or in a file
+``checkpoints``                          files of checkpoints, written as a whole, read with their checksums verified
+``best_round``                           which checkpoints stay: of the last and of the best round
 ``equality``                             ``same``: whether two values hold the same
 ``files``                                files written as a whole or not at all
 ``image``                                what a server or client held before: has it changed, and putting it back

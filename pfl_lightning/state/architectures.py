@@ -16,16 +16,6 @@ from pfl_lightning.errors import ConfigurationError, is_out_of_memory
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.closures import copy_module
 
-__all__ = [
-    "ArchitectureSummary",
-    "EncoderChoice",
-    "MethodFactory",
-    "as_assignment",
-    "build_clients",
-    "check_features",
-    "check_shared",
-]
-
 MethodFactory = Callable[[nn.Module, int], FederatedClient]
 # In this order: a parser of configs takes the first that fits, and writes back what it took.
 EncoderChoice = str | list[str | EncoderFactory] | EncoderAssignment | EncoderFactory

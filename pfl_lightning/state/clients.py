@@ -19,8 +19,6 @@ from pfl_lightning.state.architectures import ArchitectureSummary
 from pfl_lightning.state.client_states import ClientStates, spill_to_disk
 from pfl_lightning.state.tensors import select_state
 
-__all__ = ["Clients", "GroupedStates", "ResumeStates", "split_attributes", "with_attributes"]
-
 
 class GroupedStates:
     """:class:`ClientStates` of several architectures, by client number.

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-__all__ = ["bind_functions", "copy_module"]
-
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _Module = TypeVar("_Module", bound=nn.Module)
 

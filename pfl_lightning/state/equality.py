@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["same"]
-
 
 def same(one: Any, other: Any, nan: bool = False) -> bool:
     """Whether two values are of one type and hold the same; not where that cannot be told.

@@ -13,14 +13,6 @@ from pathlib import Path
 
 from pfl_lightning.errors import DiskFullError, FederationError
 
-__all__ = [
-    "explain_full_disk",
-    "explain_output",
-    "file_below",
-    "replace_file",
-    "size_text",
-]
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, larger than files may be."""
 

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from pfl_lightning.messages import LARGEST, Message, magnitude
 from pfl_lightning.state.client_states import ClientStates, Journal
 
-__all__ = ["Growth", "Snapshot", "UnsavedState", "content_hash"]
-
 VALUES = (type(None), bool, int, float, complex, str, bytes)
 STATELESS = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, logging.Logger)
 

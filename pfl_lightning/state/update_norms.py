@@ -13,8 +13,6 @@ from torch import Tensor
 from pfl_lightning.checks import check_number
 from pfl_lightning.messages import LARGEST, STATISTICS, Message, magnitude
 
-__all__ = ["Norms", "UpdateGuard"]
-
 Norms = Mapping[str, float]
 """Distances of the tensors of an update from those of its broadcast, by name; norms of those without counterpart."""
 

@@ -130,7 +130,7 @@ REFUSED = [
     "own_code.prepared",
     "pfl_lightning.federation.preemption.requeue",
     "pfl_lightning.cli.main.main",
-    "pfl_lightning.state.checkpoints.file.read_checkpoint",
+    "pfl_lightning.state.checkpoints.read_checkpoint",
     "torch.distributed.nn.RemoteModule",
     "torch.fx.GraphModule",
     "torch.hub.load",

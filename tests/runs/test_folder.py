@@ -22,7 +22,7 @@ from pfl_lightning.errors import CheckpointError, DiskFullError, RunLockedError
 from pfl_lightning.runs.folder import RunFolder, run_folder
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.runs.reading import read_run
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 CONFIG = Path(__file__).parents[2] / "configs" / "fedpac_digits.yaml"
 

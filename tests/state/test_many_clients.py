@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import METHODS, DualFed, FedBN, FedClassAvg, FedEMA, FedPAC, FedPer, LocalOnly, PFedHN
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*compares 2 augmented views", "ignore:.*has no batch normalization")
 
@@ -160,7 +160,7 @@ def test_two_thousand_clients_make_the_checkpoint_of_twenty(tmp_path, encoder, s
 
 MEASURE = """
 import sys, torch
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 from pfl_lightning.state.client_states import ClientStates
 
 def anonymous():

@@ -25,7 +25,7 @@ from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.lightning_private import attached
 from pfl_lightning.names import method_named
 from pfl_lightning.older_package import written_class
-from pfl_lightning.state.checkpoints.file import FEDERATION, read_checkpoint, use_atomic_files
+from pfl_lightning.state.checkpoints import FEDERATION, read_checkpoint, use_atomic_files
 
 __all__ = ["CallbackForm"]
 

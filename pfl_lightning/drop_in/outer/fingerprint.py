@@ -15,7 +15,7 @@ from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.transient import own_attributes
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import HYPERPARAMETERS
-from pfl_lightning.state.checkpoints.file import plain
+from pfl_lightning.state.checkpoints import plain
 from pfl_lightning.state.equality import same
 from pfl_lightning.state.image import content_hash
 

@@ -24,7 +24,7 @@ from pfl_lightning.lightning_private import (
     name_of_hyperparameters,
     trainer_or_none,
 )
-from pfl_lightning.state.checkpoints.file import plain, python_numbers
+from pfl_lightning.state.checkpoints import plain, python_numbers
 
 __all__ = ["ShowsGlobalModel"]
 

@@ -17,7 +17,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.lightning_private import attached, trainer_or_none
 from pfl_lightning.older_package import as_older, as_written, is_older
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
-from pfl_lightning.state.checkpoints.file import FEDERATION, as_module_would_write
+from pfl_lightning.state.checkpoints import FEDERATION, as_module_would_write
 
 __all__ = ["MODULE_CONTENT", "UserHooks"]
 

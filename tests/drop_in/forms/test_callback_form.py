@@ -20,7 +20,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.preemption import Preemption
 from pfl_lightning.methods import Ditto, FedAvg, FedPer, FedProx
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 
 class Split(L.LightningDataModule):

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import FederatedLoop, federate
 from pfl_lightning.methods import FedAvg, FedPer
-from pfl_lightning.state.checkpoints.file import FEDERATION, AtomicCheckpointIO
+from pfl_lightning.state.checkpoints import FEDERATION, AtomicCheckpointIO
 
 
 class Shaped(Net):

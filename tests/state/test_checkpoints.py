@@ -17,8 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import CheckpointError, DiskFullError
 from pfl_lightning.methods import FedPer
-from pfl_lightning.state.checkpoints import file as checkpoint_file
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO, read_checkpoint
+from pfl_lightning.state import checkpoints as checkpoint_file
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO, read_checkpoint
 from pfl_lightning.state.files import replace_file
 
 METHOD = partial(FedPer, lr=0.05, epochs=1)

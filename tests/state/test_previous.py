@@ -13,8 +13,8 @@ from torch import nn
 
 from pfl_lightning.errors import FederationError
 from pfl_lightning.methods import FedAvg, FedPAC, LocalOnly
-from pfl_lightning.state.checkpoints.best_round import LastRound
-from pfl_lightning.state.checkpoints.file import AtomicCheckpointIO
+from pfl_lightning.state.best_round import LastRound
+from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 BAD = 2
 

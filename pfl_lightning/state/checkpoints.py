@@ -19,20 +19,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from pfl_lightning.errors import CheckpointError
 from pfl_lightning.state.files import replace_file
 
-__all__ = [
-    "FEDERATION",
-    "AtomicCheckpointIO",
-    "as_federation_wrote",
-    "as_module_would_write",
-    "content_fault",
-    "damaged",
-    "goes_on",
-    "plain",
-    "previous_of",
-    "python_numbers",
-    "read_checkpoint",
-    "use_atomic_files",
-]
+__all__ = ["AtomicCheckpointIO", "use_atomic_files"]
 
 LAST = re.compile(r"last(-v\d+)?\.ckpt")
 PREVIOUS = "-previous.ckpt"
@@ -276,7 +263,7 @@ def previous_of(path: Path) -> Path:
 
     Example:
         >>> from pathlib import Path
-        >>> from pfl_lightning.state.checkpoints.file import previous_of
+        >>> from pfl_lightning.state.checkpoints import previous_of
         >>> previous_of(Path("last.ckpt")).name
         'last-previous.ckpt'
     """

@@ -11,8 +11,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-__all__ = ["BestRound", "LastRound"]
-
 USUAL = "val_accuracy/mean"
 """Metric by which the best round is chosen by default; it is missing where no client has a validation part."""
 

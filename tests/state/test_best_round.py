@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import FederatedLoop, Federation
 from pfl_lightning.methods import FedAvg
-from pfl_lightning.state.checkpoints.best_round import BestRound
+from pfl_lightning.state.best_round import BestRound
 
 BEST = {"monitor": "val_accuracy/mean", "mode": "max", "auto_insert_metric_name": False}
 
