@@ -3,14 +3,13 @@
 ====================  ==================================================================================================
 ``federation``        ``Federation``: the LightningModule, whose hooks the outer Trainer calls
 ``set_up``            what it is made of, and what is refused before the first round
-``single_items``      batches of one item that batch normalization does not take
 ``loop``              ``RoundLoop``, the callback that drives the rounds (``FederatedLoop`` is it with ``method=``)
 ``outer_trainer``     what the outer Trainer is told of rounds: where a fit goes on, its loaders, curves and bar
 ``outer_callbacks``   callbacks and options of Lightning that the outer Trainer has no use for
 ``preemption``        signals of SLURM wait for the end of the round
 ``divergence``        when a run is said to diverge
 ``evaluation``        an evaluation under way, and its summary
-``own_models``        every client's own model
+``own_models``        every client's own model, also as a plain file
 ``personalization``   the second stage, in which clients adapt what they are evaluated with
 ``saved_state``       checkpoints
 ====================  ==================================================================================================

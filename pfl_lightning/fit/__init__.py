@@ -5,6 +5,5 @@
 ``data``      the client's training data with the settings of the fit
 ``public``    public samples of a round
 ``tasks``     a client's fit or evaluation as engines take it, and what comes of it
-``scoring``   accuracy and loss of a model on a part of a client's data
 ============  ===========================================================================
 """
