@@ -236,19 +236,6 @@ class FederatedClient(Declarations, FeatureAccess, FitAccess):
         """Network that trains in the current phase, made by :meth:`copy_network`; ``None`` for encoder and head."""
         return None
 
-    def check_phases(self) -> None:
-        """Refuse what is no tuple of phases, and phases with loss terms that there are not; before the first round."""
-        for name in ("phases", "personalization_phases"):
-            found = getattr(self, name)()
-            if not isinstance(found, tuple | list) or not all(isinstance(phase, Phase) for phase in found):
-                raise ConfigurationError(
-                    f"{type(self).__name__}.{name} must return a tuple of phases, got {found!r}: "
-                    'return (Phase("name", train=("head.*",)),), with a comma behind a single one, too'
-                )
-            for phase in found:
-                phase.check_numbers()
-                self.check_phase(phase)
-
     def check_personalization(self, personalization: Personalization) -> None:
         """Refuse a personalization stage that the method's predictions would not follow; called before it begins."""
 
@@ -272,6 +259,20 @@ class FederatedClient(Declarations, FeatureAccess, FitAccess):
         if self.user_module is not None:
             return cast(Tensor, self.user_module.forward(inputs))
         return self.classify(self.encode(inputs))
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Features (N, d) of inputs."""
+        network = self.active_network()
+        features: Tensor = (self if network is None else network).encoder(inputs)  # type: ignore[operator]
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Class scores (N, C) of features (N, d)."""
+        if self.user_module is not None and self.user_module.scores is not None:
+            return cast(Tensor, self.user_module.scores)
+        network = self.active_network()
+        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
+        return scores
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch and its named parts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import lightning as L
 from torch import Tensor, nn
@@ -75,6 +75,19 @@ class Declarations(L.LightningModule):
         """
         if self.user_module is not None:
             self.user_module.restore_buffers()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all layers but those that a user's module keeps in evaluation mode."""
+        super().train(mode)
+        if mode and self.user_module is not None:
+            self.user_module.keep_evaluating()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """All parameters and persistent buffers, whatever a user's module lets its own ``state_dict`` give."""
+        if self.user_module is None:
+            return super().state_dict(*args, **kwargs)
+        return self.user_module.state_of_client(super().state_dict, *args, **kwargs)
 
     def match(self, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
         """Names that match one of a method's patterns, such as ``encoder.*``.
@@ -175,6 +188,19 @@ class Declarations(L.LightningModule):
 
     personalization_losses: ClassVar[tuple[str, ...] | None] = None
     """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""
+
+    def check_phases(self) -> None:
+        """Refuse what is no tuple of phases, and phases with loss terms that there are not; before the first round."""
+        for name in ("phases", "personalization_phases"):
+            found = getattr(self, name)()
+            if not isinstance(found, tuple | list) or not all(isinstance(phase, Phase) for phase in found):
+                raise ConfigurationError(
+                    f"{type(self).__name__}.{name} must return a tuple of phases, got {found!r}: "
+                    'return (Phase("name", train=("head.*",)),), with a comma behind a single one, too'
+                )
+            for phase in found:
+                phase.check_numbers()
+                self.check_phase(phase)
 
     def check_phase(self, phase: Phase) -> None:
         """Refuse a phase that names loss terms which the method does not have, or has a string for a tuple.

@@ -144,26 +144,12 @@ class FeatureAccess(L.LightningModule):
         scores: Tensor = self.classify(features)
         return scores
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Class scores (N, C) of features (N, d)."""
-        if self.user_module is not None and self.user_module.scores is not None:
-            return cast(Tensor, self.user_module.scores)
-        network = self.active_network()
-        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
-        return scores
-
     def representations(self, features: Tensor) -> dict[str, Tensor]:
         """Representations between inputs and scores, by name: the features (N, d), and what is made of them.
 
         For inspection alone; names are what pictures and scalars call the representations.
         """
         return {"features": features}
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        """Features (N, d) of inputs."""
-        network = self.active_network()
-        features: Tensor = (self if network is None else network).encoder(inputs)  # type: ignore[operator]
-        return features
 
     def view_terms(self, views: tuple[Tensor, ...], labels: Tensor) -> dict[str, Tensor]:
         """Further terms of the loss, from the features (N, d) of each augmented view of a batch; none by default."""

@@ -55,11 +55,6 @@ class FitAccess(L.LightningModule):
         return self
 
     @property
-    def has_schedule(self) -> bool:
-        """Whether the learning rate follows the option ``schedule``."""
-        return self._make_scheduler is not None
-
-    @property
     def hands_on(self) -> bool:
         """Whether a local fit hands anything on to the client's next, beside its state."""
         if self.user_module is not None:
@@ -169,19 +164,6 @@ class FitAccess(L.LightningModule):
         if self.user_module is not None:
             self.user_module.conclude_copy(cast("FederatedClient", other))
         return other
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of all layers but those that a user's module keeps in evaluation mode."""
-        super().train(mode)
-        if mode and self.user_module is not None:
-            self.user_module.keep_evaluating()
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """All parameters and persistent buffers, whatever a user's module lets its own ``state_dict`` give."""
-        if self.user_module is None:
-            return super().state_dict(*args, **kwargs)
-        return self.user_module.state_of_client(super().state_dict, *args, **kwargs)
 
 
 def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment: FitEnvironment) -> EvalMetrics:

@@ -57,7 +57,7 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
 
 def _schedule(federation: Federation) -> str | None:
     first = federation.clients.models[0]
-    return first.schedule if first.has_schedule else None
+    return None if first._make_scheduler is None else first.schedule
 
 
 def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]:
