@@ -68,6 +68,11 @@ class Declarations(L.LightningModule):
         """What to try when the training diverges, beside a smaller learning rate and larger batches."""
         return ()
 
+    @property
+    def step_module(self) -> L.LightningModule:
+        """The module whose steps and hooks a local fit calls."""
+        return self if self.user_module is None else self.user_module.step_module
+
     def restore_buffers(self) -> None:
         """Bring buffers back to their first names and shapes, which a user's module may change; nothing by default.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import lightning as L
@@ -46,13 +45,6 @@ class FitAccess(L.LightningModule):
     head: Any
     frozen: Any
     personalization_phases: Any
-
-    @property
-    def step_module(self) -> L.LightningModule:
-        """The module whose steps and hooks a local fit calls."""
-        if self.user_module is not None:
-            return self.user_module.step_module
-        return self
 
     @property
     def hands_on(self) -> bool:
@@ -100,30 +92,6 @@ class FitAccess(L.LightningModule):
             self.to(context.data.device)  # the inner Trainer's teardown moves its module to the CPU
             self.train()
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-    def on_own_data(
-        self, data: FitData, stage: str | None = None, part: SplitSource | None = None
-    ) -> AbstractContextManager[object]:
-        """Context in which code of the client's model runs; a user's module finds the client's own items in it.
-
-        Args:
-            data: The client's data.
-            stage: ``"validation"`` or ``"test"``, where a part is evaluated.
-            part: That part.
-        """
-        if self.user_module is not None:
-            return self.user_module.on_own_data(data, stage, part)
-        return nullcontext()
-
-    def lent_data(self, data: FitData) -> AbstractContextManager[None]:
-        """Context of a phase, in which data sets that clients share parts of are as this client's fits have left them.
-
-        Args:
-            data: The client's data.
-        """
-        if self.user_module is not None:
-            return self.user_module.lent_data(data)
-        return nullcontext()
 
     def exported_module(self) -> L.LightningModule:
         """Module that a client's owner gets of a copy of it; all of it may train again but what is frozen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -158,7 +158,9 @@ class Engine(ABC):
         try:
             context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with local_fit(environment), torch_seed(seed, python=True), client.on_own_data(context.data):
+            with local_fit(environment), torch_seed(seed, python=True), ExitStack() as stack:
+                if client.user_module is not None:
+                    stack.enter_context(client.user_module.on_own_data(context.data))
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
                     found = self._run_prepared(client, phase, context, environment, f"{Purpose.FIT}/{index}")
@@ -192,7 +194,10 @@ class Engine(ABC):
         whole = context.data
         context = replace(context, data=phase_data(client, phase, context))
         try:
-            with client.on_own_data(context.data), client.lent_data(context.data):
+            with ExitStack() as stack:
+                if client.user_module is not None:
+                    stack.enter_context(client.user_module.on_own_data(context.data))
+                    stack.enter_context(client.user_module.lent_data(context.data))
                 found = self.run_phase(client, phase, context, environment, purpose)
         except (ValueError, RuntimeError) as error:
             better = explained(error, client, phase, context)

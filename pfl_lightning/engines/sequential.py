@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import lightning as L
 import torch
@@ -90,7 +89,8 @@ class SequentialEngine(Engine):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
-        hooks = _Hooks(client.step_module, context)
+        module = client.step_module
+        _check_hooks(module, context)
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
         count = StepCount([optimizer])
         scaler = new_scaler(environment)
@@ -106,9 +106,9 @@ class SequentialEngine(Engine):
         if features is not None and not loader.augmented:
             loader = loader.with_inputs(features)
         with client.recorded_logs() as logged, nullcontext() if features is None else passed_through(client):
-            hooks.call("on_train_start")
+            module.on_train_start()
             for _ in range(phase.epochs):
-                hooks.call("on_train_epoch_start")
+                module.on_train_epoch_start()
                 for index, batch in enumerate(loader if batches is None else batches()):
                     if index >= most:  # every batch holds a sample
                         raise ConfigurationError(
@@ -116,9 +116,8 @@ class SequentialEngine(Engine):
                             f"{most}; one that starts again by itself never ends: let it stop after a pass"
                         )
                     batch = environment.precision.convert_input(batch)
-                    if hooks.transfer is not None:
-                        batch = hooks.transfer(batch, 0)
-                    hooks.call("on_train_batch_start", batch, index)
+                    batch = module.on_after_batch_transfer(batch, 0)
+                    module.on_train_batch_start(batch, index)
                     with environment.precision.forward_context():
                         output = client.training_step(batch, index)
                     if output is None:
@@ -135,33 +134,28 @@ class SequentialEngine(Engine):
                     for name, value in terms.items():  # before the step, which changes a term that is a parameter
                         if isinstance(value, Tensor) and value.numel() == 1:
                             steps.setdefault(name, []).append(value.detach().clone())
-                    self._step(client, optimizer, scaler, terms["loss"], hooks)
+                    self._step(module, optimizer, scaler, terms["loss"])
                     for entry in schedulers:
                         if entry.every_step:
                             entry.scheduler.step()
-                    hooks.call("on_train_batch_end", output, batch, index)
-                hooks.call("on_train_epoch_end")
+                    module.on_train_batch_end(output, batch, index)
+                module.on_train_epoch_end()
                 check_finite_losses(steps["loss"], context, phase)
                 for entry in schedulers:
                     if not entry.every_step:
                         entry.scheduler.step()
-            hooks.call("on_train_end")
+            module.on_train_end()
         return PhaseResult(means(steps | logged), count.num_steps)
 
     def _step(
-        self,
-        client: FederatedClient,
-        optimizer: Optimizer,
-        scaler: torch.amp.GradScaler | None,
-        loss: Tensor,
-        hooks: _Hooks,
+        self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor
     ) -> None:
         optimizer.zero_grad()
         (loss if scaler is None else scaler.scale(loss)).backward()
-        hooks.call("on_after_backward")
+        module.on_after_backward()
         if scaler is not None:  # the hook and the clipping see gradients as they are; the step does it otherwise
             scaler.unscale_(optimizer)
-        hooks.call("on_before_optimizer_step", optimizer)
+        module.on_before_optimizer_step(optimizer)
         if self.gradient_clip_val is not None:
             self._clip(p for group in optimizer.param_groups for p in group["params"])
         if scaler is None:
@@ -176,37 +170,22 @@ class SequentialEngine(Engine):
         clip(list(parameters), self.gradient_clip_val)
 
 
-class _Hooks:
-    """Hooks that a client's module overrides; the others cost nothing.
-
-    Args:
-        module: The client's module.
-        context: Client and data of the fit.
+def _check_hooks(module: L.LightningModule, context: FitContext) -> None:
+    """Refuse what a client's module, or the data module of its data, needs and this engine does not do.
 
     Raises:
-        ConfigurationError: The module, or the data module, needs what this engine does not do.
+        ConfigurationError: Names it.
     """
-
-    def __init__(self, module: L.LightningModule, context: FitContext) -> None:
-        if not module.automatic_optimization:
-            raise ConfigurationError(
-                f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use "
-                "TrainerEngine"
-            )
-        datamodule = context.data.part.datamodule
-        for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (datamodule, BATCH_HOOKS)):
-            for hook in not_taken if owner is not None else ():
-                if is_overridden(hook, owner):
-                    raise ConfigurationError(
-                        f"{type(owner).__name__} overrides {hook}, which SequentialEngine does not call; use "
-                        "TrainerEngine"
-                    )
-        self._own = {name: getattr(module, name) for name in HOOKS_TAKEN if is_overridden(name, module)}
-        self.transfer: Callable[[Any, int], Any] | None = self._own.get("on_after_batch_transfer")
-
-    def call(self, name: str, *args: Any) -> None:
-        if name in self._own:
-            self._own[name](*args)
+    if not module.automatic_optimization:
+        raise ConfigurationError(
+            f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use TrainerEngine"
+        )
+    for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (context.data.part.datamodule, BATCH_HOOKS)):
+        for hook in not_taken if owner is not None else ():
+            if is_overridden(hook, owner):
+                raise ConfigurationError(
+                    f"{type(owner).__name__} overrides {hook}, which SequentialEngine does not call; use TrainerEngine"
+                )
 
 
 def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | None:
