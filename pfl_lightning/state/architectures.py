@@ -61,39 +61,27 @@ def build_clients(
         ConfigurationError: An encoder has no ``out_features``, returns something else than features of that width, or
             cannot be combined with the others under this method.
     """
-    clients, input_shape = [], data.input_shape
-    for index, make in enumerate(assignment.encoders):
-        with torch_seed(derive_seed(seed, Purpose.INITIAL_WEIGHTS, *([index] if index else []))):
-            clients.append(make_client(_encoder_of(make, input_shape), data.num_classes))
-        if clients[-1].further_encoders and not isinstance(make, nn.Module):
-            clients[-1].take_encoders(_further(make, input_shape, clients[-1].further_encoders, seed, index))
+    clients, shape = list[FederatedClient](), data.input_shape
     samples = next(data.client_data(0).train.split(2)).loader(2).tensors()[0]
-    for client, label in zip(clients, assignment.labels, strict=True):
+    for index, (make, label) in enumerate(zip(assignment.encoders, assignment.labels, strict=True)):
+        with torch_seed(derive_seed(seed, Purpose.INITIAL_WEIGHTS, *([index] if index else []))):
+            client = make_client(_encoder_of(make, shape), data.num_classes)
+        clients.append(client)
+        further = []
+        for number in range(1, 1 if isinstance(make, nn.Module) else client.further_encoders + 1):
+            with torch_seed(derive_seed(seed, Purpose.FURTHER_WEIGHTS, index, number)):
+                further.append(_encoder_of(make, shape))
+        if further:
+            client.take_encoders(further)
         check_features(label, client.encoder, samples)
         if client.partner_encoder is not None:
-            _build_partner(client, client.partner_encoder, samples, seed)
+            label = f"of the partner ({encoder_label(client.partner_encoder)})"
+            with torch_seed(derive_seed(seed, Purpose.PARTNER_WEIGHTS)):  # the same beside every architecture
+                partner = _encoder_of(client.partner_encoder, shape, label)
+                client.attach_partner(partner)
+            check_features(label, partner, samples)
     check_shared(clients, assignment.labels)
     return clients
-
-
-def _further(
-    make: str | EncoderFactory, input_shape: tuple[int, ...], count: int, seed: int, index: int
-) -> list[nn.Module]:
-    """Further encoders of an architecture, each with a draw of its own."""
-    found = []
-    for number in range(1, count + 1):
-        with torch_seed(derive_seed(seed, Purpose.FURTHER_WEIGHTS, index, number)):
-            found.append(_encoder_of(make, input_shape))
-    return found
-
-
-def _build_partner(client: FederatedClient, make: str | EncoderFactory, samples: Tensor, seed: int) -> None:
-    """Give a client its second network, with the same first weights beside every architecture."""
-    label = f"of the partner ({encoder_label(make)})"
-    with torch_seed(derive_seed(seed, Purpose.PARTNER_WEIGHTS)):
-        encoder = _encoder_of(make, tuple(samples.shape[1:]), label)
-        client.attach_partner(encoder)
-    check_features(label, encoder, samples)
 
 
 def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...], label: str = "") -> nn.Module:
