@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, InvalidMessageError
-from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, Message, magnitude
+from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.notices import shown_before
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
@@ -33,13 +35,7 @@ class Traffic:
     """Bytes sent up (clients to server) and down (server to clients), by kind of content."""
 
     def __init__(self) -> None:
-        self.up: dict[str, int] = {}
-        self.down: dict[str, int] = {}
-
-    def count(self, direction: dict[str, int], message: Message) -> None:
-        """Add a message to one direction."""
-        for _, kind, tensor in message.tensors():
-            direction[kind] = direction.get(kind, 0) + tensor.numel() * tensor.element_size()
+        self.up, self.down = Counter[str](), Counter[str]()
 
 
 def _from_one(round: object) -> object:
@@ -47,8 +43,7 @@ def _from_one(round: object) -> object:
     return int(round) + 1 if isinstance(round, Integral) else repr(round)
 
 
-@dataclass(frozen=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """An update that the server has checked and not yet received.
 
     Attributes:
@@ -112,7 +107,7 @@ class Round:
             broadcast = self.server.broadcast(client, self.number)
             if not isinstance(broadcast, Broadcast):
                 raise no_broadcast(self.server, broadcast)
-            self.traffic.count(self.traffic.down, broadcast)
+            self.traffic.down.update(broadcast.bytes_by_kind())
             self._sent[client] = broadcast
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)
@@ -152,11 +147,11 @@ class Round:
             warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
             return self.results[-1]
         assert result.update is not None
-        self._waiting.append(_Waiting(result, sent, self.guard.norms(result.update, sent), len(self.results) - 1))
-        if self.guard.has_median([one.norms for one in self._waiting]):
+        norms, place = self.guard.norms(result.update, sent), len(self.results) - 1
+        enough = self.guard.has_median([*(one.norms for one in self._waiting), norms])
+        self._waiting.append(_Waiting(result if enough else result.with_own_state(), sent, norms, place))
+        if enough:
             self._receive_waiting()
-        else:
-            self._waiting[-1] = replace(self._waiting[-1], result=result.with_own_state())
         return self.results[-1]
 
     @property
@@ -173,18 +168,37 @@ class Round:
             _log.warning("client %d, round %d:\n%s", error.client, self.number + 1, error.trace)
 
     def _receive_waiting(self) -> None:
-        """Pass on the updates that wait, in the order of the cohort, but for those that lie far from the others."""
+        """Pass on the updates that wait, in the order of the cohort, but for those that lie far from the others.
+
+        A client's personal state was read after ``make_update``, which may still change it. A refused update leaves the
+        client as it was before the round, so the state is stored only after the server has taken the update. Whatever
+        goes wrong when the server takes it leaves the server as it was before the update.
+        """
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             self.guard.add(one.norms)
-        for one in waiting:
+        for result, sent, norms, place in waiting:
+            assert result.update is not None
+            before = None
             try:
-                self._collect(one)
+                fault = self.guard.fault(result.update, sent, norms)
+                if fault is not None:
+                    result.update.refuse(fault)
+                if type(self.server).receive not in ATOMIC_RECEIVERS:
+                    before = self._last = Snapshot(self.server)  # shares what has not changed since
+                self.server.receive(result.update)
             except Exception as refused:
-                error = self._refusal(one.result, refused)
-                self.guard.remove(one.norms)
-                self.results[one.place] = replace(self.results[one.place], error=error)
+                if before is not None:
+                    before.restore()
+                error = self._refusal(result, refused)
+                self.guard.remove(norms)
+                self.results[place] = replace(self.results[place], error=error)
                 warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
+                continue
+            if result.personal:
+                self.clients.personal.set(result.client, result.personal)
+            if self.clients.resume_states is not None and result.resume_state is not None:
+                self.clients.resume_states.set(result.client, result.resume_state)
 
     def _refusal(self, result: FitResult, error: Exception) -> FederationError:
         """Why a client is left out of the aggregation."""
@@ -213,39 +227,13 @@ class Round:
             if not magnitude(tensor) <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
                 reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
                 raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
-        self.traffic.count(self.traffic.up, update)
+        self.traffic.up.update(update.bytes_by_kind())
         server.check(update)
         if update.num_samples != result.num_samples:  # which the engine has counted
             update.refuse(
                 f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
                 "the client has trained on: send context.data.num_samples, and other weights in a further field"
             )
-
-    def _collect(self, waiting: _Waiting) -> None:
-        """Take over a client's update and its personal state.
-
-        The personal state was read after ``make_update``, which may still change it. A refused update leaves the
-        client as it was before the round, so the state is stored only after the server has taken the update. Whatever
-        goes wrong when the server takes it leaves the server as it was before the update.
-        """
-        result, server = waiting.result, self.server
-        assert result.update is not None
-        fault = self.guard.fault(result.update, waiting.sent, waiting.norms)
-        if fault is not None:
-            result.update.refuse(fault)
-        before = None
-        if type(server).receive not in ATOMIC_RECEIVERS:
-            before = self._last = Snapshot(server)  # shares what has not changed since
-        try:
-            server.receive(result.update)
-        except Exception:
-            if before is not None:
-                before.restore()
-            raise
-        if result.personal:
-            self.clients.personal.set(result.client, result.personal)
-        if self.clients.resume_states is not None and result.resume_state is not None:
-            self.clients.resume_states.set(result.client, result.resume_state)
 
     def close(self, min_clients: int = 1) -> Growth:
         """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.

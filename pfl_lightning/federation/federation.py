@@ -209,9 +209,7 @@ class Federation(L.LightningModule):
         if self.trainer.state.fn != TrainerFn.FITTING:
             self._start_engine()
 
-    def on_test_start(self) -> None:
-        """Let the engine get ready."""
-        self._start_engine()
+    on_test_start = on_validation_start
 
     @torch.inference_mode(False)  # whose tensors could not train
     def _start_engine(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import lightning as L
@@ -301,7 +302,7 @@ class RoundLoop(L.Callback):
         if "guard" in state_dict:
             self.guard.load_state_dict(state_dict["guard"])
         self.updates.load_state_dict(state_dict.get("updates", {}))
-        self.traffic.up, self.traffic.down = dict(state_dict["up"]), dict(state_dict["down"])
+        self.traffic.up, self.traffic.down = Counter(state_dict["up"]), Counter(state_dict["down"])
 
 
 def loop_of(trainer: Any) -> RoundLoop:
