@@ -28,7 +28,7 @@ from pfl_lightning.state.tensors import TensorDict, select_state
 
 @dataclass(frozen=True, kw_only=True)
 class FedPACBroadcast(Broadcast):
-    """The global encoder, the client's own combined head, and the global centroids.
+    """The global encoder and centroids and, with ``combination``, the client's own combined head.
 
     Attributes:
         centroids: c_y, (C, d); ``None`` without alignment.
@@ -41,7 +41,7 @@ class FedPACBroadcast(Broadcast):
 
 @dataclass(frozen=True, kw_only=True)
 class FedPACUpdate(ClientUpdate):
-    """The trained encoder and head, the centroids, and the statistics for the combination.
+    """The trained encoder and the centroids and, with ``combination``, the head and the statistics for it.
 
     Attributes:
         centroids: Class means at the trained encoder (17), (C, d); ``None`` without alignment.
@@ -70,7 +70,7 @@ class FedPAC(FederatedClient):
         alignment: lambda, the weight of the alignment term (3); 0 leaves the alignment out.
         combination: Whether heads are combined by the server (4); otherwise they stay on the clients.
         head_epochs: Epochs of the head, before the encoder's ``epochs``.
-        head_lr: Learning rate of the head; ``None`` takes ``lr``.
+        head_lr: Learning rate of the head's phase; ``None`` takes ``lr``, or a user's module's own.
         threshold: Combination weights below it are set to zero (published implementation: 1e-3; the paper has no cut).
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`; ``epochs`` is the encoder's.
     """
@@ -167,7 +167,7 @@ class FedPAC(FederatedClient):
 
 
 class FedPACAggregator(Aggregator):
-    """Averages encoders and centroids, and combines a head for each client of the cohort.
+    """Averages encoders and centroids and, with ``combination``, combines a head for each client of the cohort.
 
     A client outside the cohort keeps its head. Heads are kept here rather than sent back at once: each is then sent
     once per participation, and the evaluation after the aggregation sees the combined heads.
