@@ -136,7 +136,7 @@ class Federation(L.LightningModule):
         return set_up.missing_callbacks(self.trainer, RoundLoop)
 
     def configure_optimizers(self) -> list[Any]:
-        """No optimizers: every local fit has its own."""
+        """No optimizers: every phase of a local fit has its own."""
         return []  # of None Lightning would warn
 
     # ------------------------------------------------------------------ what it holds

@@ -61,20 +61,13 @@ def bind_functions(module: nn.Module, copied: nn.Module, kept: Iterable[dict[str
             _bind_at(values, name, value, places)
 
 
-def _bind_at(holder: Any, key: Any, value: Any, places: Mapping[int, Any]) -> None:
-    """Bind a value, or what a dictionary or list holds, in its place."""
+def _bind_at(holder: Any, key: Any, value: Any, places: Mapping[int, Any], within: bool = True) -> None:
+    """Bind a function, or those that a dictionary or list holds, in its place."""
     if isinstance(value, FunctionType):
-        bound = _bound(value, places)
-        if bound is not value:
-            holder[key] = bound
-    elif isinstance(value, dict):
-        for name, part in list(value.items()):
-            if isinstance(part, FunctionType):
-                _bind_at(value, name, part, places)
-    elif isinstance(value, list):
-        for index, part in enumerate(value):
-            if isinstance(part, FunctionType):
-                _bind_at(value, index, part, places)
+        holder[key] = _bound(value, places)
+    elif within and isinstance(value, dict | list):
+        for name, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            _bind_at(value, name, part, places, within=False)
 
 
 def _bound(function: FunctionType, places: Mapping[int, Any], outer: tuple[FunctionType, ...] = ()) -> FunctionType:
@@ -87,23 +80,21 @@ def _bound(function: FunctionType, places: Mapping[int, Any], outer: tuple[Funct
             return _bound(value, places, (*outer, function))
         return places.get(id(value), value)
 
-    cells = function.__closure__ or ()
-    held = [_content(cell) for cell in cells]
-    contents = [placed(content) for content in held]
-    defaults = None if function.__defaults__ is None else tuple(placed(value) for value in function.__defaults__)
-    named = function.__kwdefaults__ and {name: placed(value) for name, value in function.__kwdefaults__.items()}
-    before = [*held, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    after = [*contents, *(defaults or ()), *(named or {}).values()]
+    cells, defaults, named = function.__closure__ or (), function.__defaults__ or (), function.__kwdefaults__ or {}
+    before = [*map(_content, cells), *defaults, *named.values()]
+    after = [placed(value) for value in before]
     if all(own is other for own, other in zip(before, after, strict=True)):
         return function
     closure = tuple(
         cell if own is other and own is not function else CellType(other)
-        for cell, own, other in zip(cells, held, contents, strict=True)
+        for cell, own, other in zip(cells, before, after, strict=False)
     )
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
-    made.__kwdefaults__, made.__qualname__, made.__doc__ = named, function.__qualname__, function.__doc__
+    values = tuple(after[len(cells) : len(cells) + len(defaults)])
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, values, closure)
+    made.__kwdefaults__ = dict(zip(named, after[len(cells) + len(defaults) :], strict=True))
+    made.__qualname__, made.__doc__ = function.__qualname__, function.__doc__
     vars(made).update(vars(function))
-    for cell, own in zip(closure, held, strict=True):
+    for cell, own in zip(closure, before, strict=False):
         if own is function:
             cell.cell_contents = made
     return made
