@@ -14,7 +14,6 @@ from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
 from pfl_lightning.callbacks.inspection.probe import ProbingCallback, names_of_classes, own_classes, represent
 from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.client.features import FeatureAccess
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import layer_conductance, rank_correlation, rank_scores
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -77,7 +76,7 @@ class UnitAttribution(ProbingCallback):
             named = ", ".join(f"{width} ({label})" for width, label in widths.items())
             return f"units are compared by position, and the clients' features have several widths: {named}"
         made = type(models[0])
-        otherwise = made.class_scores is not FeatureAccess.class_scores or (
+        otherwise = made.class_scores is not FederatedClient.class_scores or (
             models[0].step_module is models[0] and made.forward is not FederatedClient.forward
         )
         if models[0].evaluation != "classifier" or otherwise:

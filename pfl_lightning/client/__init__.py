@@ -3,8 +3,7 @@
 ==================  ==============================================================
 ``base``            ``FederatedClient``: what a method overrides, Lightning's hooks
 ``declarations``    names that are shared, personal or fixed; names of loss terms
-``features``        what methods ask of features and classes
-``fits``            how engines train, evaluate and copy a client
+``model``           features and head of its model; how engines train, evaluate and copy it
 ==================  ==============================================================
 """
 

@@ -12,9 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate, check_number
-from pfl_lightning.client.declarations import Declarations
-from pfl_lightning.client.features import FeatureAccess
-from pfl_lightning.client.fits import FitAccess
+from pfl_lightning.client.model import ModelAccess
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import Batch, Citation, FitContext, RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
@@ -24,7 +22,7 @@ from pfl_lightning.server import Aggregator, AveragingAggregator
 from pfl_lightning.state.tensors import load_state, select_state
 
 
-class FederatedClient(Declarations, FeatureAccess, FitAccess):
+class FederatedClient(ModelAccess):
     """An encoder with a head, or a user's module, and a method's loss: what one client trains on its own data.
 
     A method is a subclass that says what is shared, in which phases a local fit goes, what is added to the loss, what

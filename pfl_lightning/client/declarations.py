@@ -68,6 +68,12 @@ class Declarations(L.LightningModule):
         """What to try when the training diverges, beside a smaller learning rate and larger batches."""
         return ()
 
+    def __getattr__(self, name: str) -> Any:
+        """Encoder and head of a user's module, which are no layers of the client by themselves; else as in torch."""
+        if name in ("encoder", "head") and self.user_module is not None:
+            return getattr(self.user_module, name)
+        return super().__getattr__(name)
+
     @property
     def step_module(self) -> L.LightningModule:
         """The module whose steps and hooks a local fit calls."""

@@ -42,6 +42,8 @@ class RoundLoop(L.Callback):
         on_client_error: See :class:`~pfl_lightning.callbacks.FederatedLoop`.
     """
 
+    state_key = "FederatedLoop"  # type: ignore[assignment]  # whatever the class: by it checkpoints find the counters
+
     def __init__(
         self,
         cohort: int | float = 1.0,
@@ -64,11 +66,6 @@ class RoundLoop(L.Callback):
         self.full_participation_in_last_round, self.min_clients = full_participation_in_last_round, min_clients
         self.stop_on_divergence, self.max_update_ratio = stop_on_divergence, max_update_ratio
         self.begin()
-
-    @property
-    def state_key(self) -> str:
-        """Name in checkpoints: that of the class with which users choose their options."""
-        return "FederatedLoop" if type(self) is RoundLoop else super().state_key
 
     def begin(self) -> None:
         """Count from the first round."""

@@ -59,24 +59,18 @@ class GroupedStates:
         """Number of clients, m."""
         return len(self._group)
 
-    def _at(self, client: int) -> tuple[ClientStates, int]:
-        """The store of the client's architecture, and the client's place in it."""
-        return self.stores[int(self._group[client])], int(self._place[client])
-
     def written(self, client: int) -> bool:
         """Whether the client's state was ever stored."""
-        store, place = self._at(client)
-        return store.written(place)
+        return self.stores[self._group[client]].written(int(self._place[client]))
 
     def get(self, client: int) -> dict[str, Tensor]:
         """The client's state; views into the store, not to be changed."""
-        store, place = self._at(client)
-        return store.get(place)
+        store = self.stores[self._group[client]]
+        return store.get(int(self._place[client])) if store.initial else {}
 
     def set(self, client: int, state: State) -> None:
         """Store a copy of the client's state."""
-        store, place = self._at(client)
-        store.set(place, state)
+        self.stores[self._group[client]].set(int(self._place[client]), state)
 
     @property
     def num_bytes(self) -> int:

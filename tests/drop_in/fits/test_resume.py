@@ -225,7 +225,7 @@ def test_nothing_is_stored_where_nothing_goes_on():
     kept, _ = run_project(FedAvg, 2, cohorts=[[1]], optimizer_state="keep")
     counts = [federation.clients.resume_states.get(client) != b"" for client in range(5)]
     assert counts == [False, True, False, False, False]
-    assert kept.clients.resume_states.num_bytes > federation.clients.resume_states.num_bytes
+    assert kept.clients.resume_states.rows.num_bytes > federation.clients.resume_states.rows.num_bytes
 
 
 def test_a_client_that_fails_keeps_what_it_had():
