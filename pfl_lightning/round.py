@@ -148,7 +148,7 @@ class Round:
             return self.results[-1]
         assert result.update is not None
         norms, place = self.guard.norms(result.update, sent), len(self.results) - 1
-        enough = self.guard.has_median([*(one.norms for one in self._waiting), norms])
+        enough = self.guard.has_median(norms)
         self._waiting.append(_Waiting(result if enough else result.with_own_state(), sent, norms, place))
         if enough:
             self._receive_waiting()
@@ -175,8 +175,6 @@ class Round:
         goes wrong when the server takes it leaves the server as it was before the update.
         """
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            self.guard.add(one.norms)
         for result, sent, norms, place in waiting:
             assert result.update is not None
             before = None

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import check_finite_losses, means, trains
-from pfl_lightning.engines.schedules import StepCount, advance, unpack_optimizers
+from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.seeding import GeneratorStates, seeded_generator, torch_seed
@@ -91,8 +91,11 @@ class SequentialEngine(Engine):
         """Train through one phase; see :meth:`Engine.run_phase`."""
         module = client.step_module
         _check_hooks(module, context)
-        optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
-        count = StepCount([optimizer])
+        configured = client.configure_optimizers()
+        plain = isinstance(configured, Optimizer)
+        optimizer, schedulers = (configured, []) if plain else unpack_optimizers(configured)
+        taken = list[bool]()  # of each step: a fused optimizer is called in any case, and skips inside its kernel
+        optimizer.register_step_post_hook(lambda own, *_: taken.append(not getattr(own, "found_inf", None)))
         scaler = new_scaler(environment)
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
         loader = context.data.loader(generator)
@@ -145,7 +148,7 @@ class SequentialEngine(Engine):
                     if not entry.every_step:
                         entry.scheduler.step()
             module.on_train_end()
-        return PhaseResult(means(steps | logged), count.num_steps)
+        return PhaseResult(means(steps | logged), sum(taken))
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor

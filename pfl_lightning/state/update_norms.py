@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,7 +44,9 @@ class UpdateGuard:
 
     @torch.no_grad()
     def norms(self, update: Message, sent: Message) -> Norms:
-        """Measure an update that the server has checked: each of its tensors is read once more.
+        """Measure an update that the server has checked, and let it count in the medians.
+
+        Each of its tensors is read once more.
 
         Args:
             update: The update.
@@ -63,19 +65,15 @@ class UpdateGuard:
                 found.append(torch.linalg.vector_norm(own).float())
         # A mask of -3e38 that comes back a little different is infinitely far.
         values = torch.stack(found).tolist() if found else []
-        return {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
-
-    def has_median(self, waiting: Sequence[Norms]) -> bool:
-        """Whether the last of several updates that wait can be judged: there are enough of each of its tensors."""
-        return all(
-            len(self._sorted.get(name, ())) + sum(name in other for other in waiting) >= ENOUGH for name in waiting[-1]
-        )
-
-    def add(self, norms: Norms) -> None:
-        """Let an update count in the medians."""
+        norms = {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
         for name, norm in norms.items():
             insort(self._sorted.setdefault(name, []), norm)
             self._round.setdefault(name, []).append(norm)
+        return norms
+
+    def has_median(self, norms: Norms) -> bool:
+        """Whether an update can be judged: enough of each of its tensors are known, its own included."""
+        return all(len(self._sorted[name]) >= ENOUGH for name in norms)
 
     def remove(self, norms: Norms) -> None:
         """Let an update that is left out count no more."""
@@ -84,7 +82,7 @@ class UpdateGuard:
             self._round[name].remove(norm)
 
     def fault(self, update: Message, sent: Message, norms: Norms) -> str | None:
-        """Say of an update that was added in which tensor it lies too far from the others; ``None`` if in none."""
+        """Say of an update that was measured in which tensor it lies too far from the others; ``None`` if in none."""
         ratio = self.max_ratio
         for name, norm in norms.items():
             known = self._sorted[name]
