@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.engines import Engine, EvaluationTask, FitEnvironment, SequentialEngine
+from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import own_models, saved_state, set_up
 from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
@@ -114,16 +114,12 @@ class Federation(L.LightningModule):
         models = self.build_models(data)
         return Clients(models, self._assignment.labels, self._assignment.assign(data.num_clients)).summaries
 
-    def setup(self, stage: str) -> None:
-        """Build the clients' modules, the server and the clients' states from the data's shape, once."""
-        set_up.begin(self, stage)
+    setup = set_up.begin
+    _build = set_up.build
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""
         return build_clients(self._assignment, self.method_factory, data, self.seed)
-
-    def _build(self, data: FederatedData) -> None:
-        set_up.build(self, data)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Return a FederatedLoop with its default arguments where a fit's Trainer has none; on SLURM, a Preemption.
@@ -343,31 +339,15 @@ class Federation(L.LightningModule):
 
     # ------------------------------------------------------------------ every client's own model
 
-    def evaluation_task(self, client: int, *, validation: bool = False, test: bool = False) -> EvaluationTask:
-        """Return the client's own model after the last round, and the parts to evaluate it on."""
-        return own_models.evaluation_task(self, client, validation=validation, test=test)
-
-    def client_model(self, client: int) -> L.LightningModule:
-        """Return a copy of a client's own model, fine-tuned if the method does so; see :mod:`.own_models`."""
-        return own_models.client_model(self, client)
-
-    def client_models(self, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
-        """Yield the models that clients are evaluated with, before any fine-tuning; see :mod:`.own_models`."""
-        return own_models.client_models(self, clients)
+    evaluation_task = own_models.evaluation_task
+    client_model = own_models.client_model
+    client_models = own_models.client_models
 
     # ------------------------------------------------------------------ checkpoints
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """What identifies the federation, every client's personal state, and what never changes."""
-        return saved_state.saved_content(self)
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore every client's personal state, and what never changes."""
-        saved_state.restore(self, state)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of something else before anything is overwritten."""
-        saved_state.check_checkpoint(self, checkpoint)
+    get_extra_state = saved_state.saved_content
+    set_extra_state = saved_state.restore
+    on_load_checkpoint = saved_state.check_checkpoint
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load, and say in a sentence what does not fit."""

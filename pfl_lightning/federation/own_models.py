@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
-from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
@@ -64,8 +63,7 @@ def client_model(federation: Federation, client: int) -> L.LightningModule:
         FederationError: The federation has not been fitted or evaluated yet.
         IndexError: There is no such client.
     """
-    if not federation.is_set_up:
-        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
+    _check_is_set_up(federation)
     if not 0 <= client < federation.num_clients:
         raise IndexError(f"there is no client {client}; clients are 0 to {federation.num_clients - 1}")
     clients, environment = federation.clients, federation.environment
@@ -84,6 +82,11 @@ def client_model(federation: Federation, client: int) -> L.LightningModule:
     forget_preparation(model)
     own.phase = Phase(losses=own.exported_losses)
     return own.exported_module()
+
+
+def _check_is_set_up(federation: Federation) -> None:
+    if not federation.is_set_up:
+        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
 
 
 def client_models(federation: Federation, clients: Iterable[int]) -> Iterator[tuple[int, FederatedClient]]:
@@ -118,8 +121,7 @@ def exported_clients(federation: Federation, clients: Iterable[int] | None) -> I
     Raises:
         FederationError: The federation has not been fitted or evaluated yet.
     """
-    if not federation.is_set_up:
-        raise FederationError("there are no clients before trainer.fit, validate or test has set the federation up")
+    _check_is_set_up(federation)
     width = len(str(federation.num_clients - 1))
     for client in range(federation.num_clients) if clients is None else clients:
         yield client, f"client_{client:0{width}d}"
@@ -161,10 +163,11 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
                 "encoder.* is what was trained; export personalized clients for models that predict (--personalize)",
                 stacklevel=2,
             )
-        state = {**model.state_dict(), **_tensors(model)}  # a module's author may let its state_dict leave some out
+        named = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
+        state = {**model.state_dict(), **dict(named)}  # a module's author may let its state_dict leave some out
         path = target / f"{name}.pt"
         with replace_file(path) as temporary, temporary.open("wb") as file:
-            torch.save({name: state[name].cpu().clone() for name in names}, file)
+            torch.save({name: state[name].detach().cpu().clone() for name in names}, file)
         about = {
             "method": federation.method_name,
             "round": federation.round + 1 if federation.has_trained else 0,
@@ -176,12 +179,6 @@ def export_clients(federation: Federation, folder: str | Path, clients: Iterable
             temporary.write_text(json.dumps(about, indent=2) + "\n")
         written.append(path)
     return written
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, by name."""
-    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach() for each in named for name, tensor in each}
 
 
 def _about_data(data: FederatedData, client: int, has_head: bool) -> dict[str, list[float] | list[str] | None]:

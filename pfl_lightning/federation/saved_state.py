@@ -41,7 +41,7 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
     """Restore what :func:`saved_content` gave; warn where what follows will differ from the uninterrupted run."""
     fits = federation.trainer.state.fn == TrainerFn.FITTING
     for warning in _differences(federation, state) if fits else ():
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=1)
     before, now = state["data"], federation.fingerprints["data"]
     federation.data_before = before if None not in (before, now) and before != now else None
     if federation.data_before is not None:
@@ -49,7 +49,7 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
             f"the checkpoint was trained on other data (fingerprint {before}) than those on which it "
             f"{'goes on' if fits else 'is evaluated'} ({now}), though they are divided in the same way: see "
             "that the folder or the arrays are the right ones",
-            stacklevel=2,
+            stacklevel=1,
         )
     federation.clients.load_state_dict(state)
     federation.round, federation.has_trained = state["round"], state["has_trained"]
@@ -119,7 +119,7 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
         warnings.warn(
             f"the checkpoint's encoders are called {list(extra['encoders'])}, this run's {list(labels)}; "
             "their shapes agree, but see that they are the same",
-            stacklevel=2,
+            stacklevel=1,
         )
 
 
