@@ -110,7 +110,7 @@ class RoundLoop(L.Callback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
-        if self.rounds and not outer.has_begun(trainer):
+        if self.rounds and not trainer.fit_loop.epoch_progress.current.started:
             self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
         data: Any = pl_module.data
         clients = data.participating
@@ -139,12 +139,7 @@ class RoundLoop(L.Callback):
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
-        outer.check_planned(trainer, self.rounds)
-        if self.rounds:
-            outer.purge_curves(trainer.loggers, self.rounds)
-            outer.count_round(trainer, self.rounds)
-            if trainer.ckpt_path:
-                outer.stay_ended(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
+        outer.go_on(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
@@ -19,35 +18,46 @@ from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 _log = logging.getLogger(__name__)
 
 
-def check_planned(trainer: Any, rounds: int) -> None:
-    """Refuse a checkpoint of more rounds than the run is to have.
+def go_on(trainer: Any, rounds: int, diverged: int) -> None:
+    """Begin a fit after the rounds of its checkpoint, or of an earlier fit of the same Trainer.
 
     Args:
-        trainer: The outer Trainer.
-        rounds: Rounds that the checkpoint has.
+        trainer: The outer Trainer, with its callbacks as they were.
+        rounds: Rounds that are over.
+        diverged: Rounds after which ``stop_on_divergence`` ended the run; 0 where it did not.
 
     Raises:
-        ConfigurationError: Names both.
+        ConfigurationError: The checkpoint has more rounds than the run is to have.
     """
-    planned = trainer.max_epochs  # -1 for no limit
+    planned, progress = trainer.max_epochs, trainer.fit_loop.epoch_progress  # -1 for no limit
     if trainer.ckpt_path and planned is not None and 0 <= planned < rounds:
         raise ConfigurationError(
             f"the checkpoint is of round {rounds}, and max_epochs, the number of rounds, is {planned}: set it "
             f"to more than {rounds} to go on, or take an earlier checkpoint"
         )
+    for logger in trainer.loggers if rounds else ():
+        if isinstance(logger, TensorBoardLogger):  # it is to forget the curves of rounds that are played again
+            writer: Any = logger.experiment
+            writer.purge_step = rounds  # not known yet when the logger was made
+            writer.close()  # the next event opens a file that begins with the mark
+    if trainer.ckpt_path:
+        _stay_ended(trainer, rounds, diverged)
+    elif rounds == trainer.current_epoch + 1:  # a validation ended in an error, not the round before it
+        for counts in (progress.current, progress.total):
+            counts.completed += 1
+            counts.processed = counts.started = counts.ready = counts.completed
 
 
-def stay_ended(trainer: Any, rounds: int, diverged: int) -> None:
-    """End a fit before its first round, where its checkpoint is of the round after which a callback ended the run.
-
-    Args:
-        trainer: The outer Trainer, with its callbacks as they were.
-        rounds: Rounds that the checkpoint has.
-        diverged: Rounds after which ``stop_on_divergence`` ended the run; 0 where it did not.
-    """
-    stopped = [each for each in trainer.callbacks if "EarlyStopping" in lightning_kinds(each)]
-    names = [type(each).__name__ for each in stopped if each.stopped_epoch == rounds - 1 and _has_stopped(each)]
-    if diverged == rounds:
+def _stay_ended(trainer: Any, rounds: int, diverged: int) -> None:
+    """End a fit before its first round, where its checkpoint is of the round after which a callback ended the run."""
+    names = [
+        type(each).__name__
+        for each in trainer.callbacks
+        if "EarlyStopping" in lightning_kinds(each)
+        and each.stopped_epoch == rounds - 1
+        and (each.stopped_epoch > 0 or each.stopping_reason.name != "NOT_STOPPED")
+    ]
+    if rounds and diverged == rounds:
         names.append("FederatedLoop(stop_on_divergence=True)")
     if names:
         trainer.should_stop = True
@@ -56,20 +66,6 @@ def stay_ended(trainer: Any, rounds: int, diverged: int) -> None:
             " and ".join(names),
             rounds,
         )
-
-
-def count_round(trainer: Any, rounds: int) -> None:
-    """Let a Trainer go on after a round that is over, and whose validation ended in an error: it would play it again.
-
-    Args:
-        trainer: The outer Trainer.
-        rounds: Rounds that are over.
-    """
-    progress = trainer.fit_loop.epoch_progress
-    if not trainer.ckpt_path and rounds == trainer.current_epoch + 1:
-        for counts in (progress.current, progress.total):
-            counts.completed += 1
-            counts.processed = counts.started = counts.ready = counts.completed
 
 
 def previous_checkpoints(trainer: Any) -> list[tuple[Path, Path]]:
@@ -85,16 +81,6 @@ def name_previous(trainer: Any, error: BaseException) -> None:
             f"no round could be trained from the server in {last}, so that a resume from it would end as this run did; "
             f"the checkpoint of the round before is kept: resume with --ckpt_path {previous}"
         )
-
-
-def has_begun(trainer: Any) -> bool:
-    """Whether an earlier fit of this Trainer has begun a round."""
-    return bool(trainer.fit_loop.epoch_progress.current.started)
-
-
-def _has_stopped(early_stopping: Any) -> bool:
-    """Whether it has ended a run."""
-    return bool(early_stopping.stopped_epoch > 0 or early_stopping.stopping_reason.name != "NOT_STOPPED")
 
 
 class RoundLoaders:
@@ -130,22 +116,6 @@ def release_data(trainer: Any) -> None:
         release = getattr(getattr(trainer, "datamodule", None), "release", None)
         if release is not None:
             release()
-
-
-def purge_curves(loggers: Iterable[Logger], step: int) -> None:
-    """Let TensorBoard forget what earlier files of the folder say about a step and later ones.
-
-    ``SummaryWriter(purge_step=...)`` writes the same mark, but when the logger is made the step is not known yet.
-
-    Args:
-        loggers: Loggers, of which those of TensorBoard are marked.
-        step: The first step that is logged again.
-    """
-    for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):
-            writer: Any = logger.experiment
-            writer.purge_step = step
-            writer.close()  # the next event opens a file that begins with the mark
 
 
 def name_round(trainer: Any) -> None:
