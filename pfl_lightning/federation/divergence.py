@@ -136,7 +136,7 @@ class DivergenceGuard:
         """Restore what :meth:`state_dict` returned."""
         self.limits, self.best = dict(state["limits"]), state["best"]
         self.at_chance, self.reported = state["at_chance"], state["reported"]
-        self.stopped, self.loss_at_best = state.get("stopped", 0), state.get("loss_at_best")
+        self.stopped, self.loss_at_best = state["stopped"], state["loss_at_best"]
 
 
 def remedies(federation: Federation) -> list[str]:

@@ -279,7 +279,7 @@ class RoundLoop(L.Callback):
                 "its clients had trained, or the new models were not all validated; resume from one that was written "
                 "at the end of a round (ModelCheckpoint without every_n_train_steps and train_time_interval)"
             )
-        before = state_dict.get("eval_cohort", self.eval_cohort)
+        before = state_dict["eval_cohort"]
         if self._goes_on and before != self.eval_cohort:
             warnings.warn(
                 f"the checkpoint's run evaluated {before!r} of the clients, this one evaluates {self.eval_cohort!r}: "
@@ -290,10 +290,9 @@ class RoundLoop(L.Callback):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         self.rounds, self.seconds = state_dict["rounds"], state_dict["seconds"]
-        self.undone, self._sound = state_dict.get("undone", 0), state_dict.get("sound", False)
-        if "guard" in state_dict:
-            self.guard.load_state_dict(state_dict["guard"])
-        self.updates.load_state_dict(state_dict.get("updates", {}))
+        self.undone, self._sound = state_dict["undone"], state_dict["sound"]
+        self.guard.load_state_dict(state_dict["guard"])
+        self.updates.load_state_dict(state_dict["updates"])
         self.traffic.up, self.traffic.down = Counter(state_dict["up"]), Counter(state_dict["down"])
 
 
