@@ -123,20 +123,11 @@ class DivergenceGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {
-            "limits": dict(self.limits),
-            "best": self.best,
-            "loss_at_best": self.loss_at_best,
-            "at_chance": self.at_chance,
-            "reported": self.reported,
-            "stopped": self.stopped,
-        }
+        return {**vars(self), "limits": dict(self.limits)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.limits, self.best = dict(state["limits"]), state["best"]
-        self.at_chance, self.reported = state["at_chance"], state["reported"]
-        self.stopped, self.loss_at_best = state["stopped"], state["loss_at_best"]
+        vars(self).update(state, limits=dict(state["limits"]))
 
 
 def remedies(federation: Federation) -> list[str]:
