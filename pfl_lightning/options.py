@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Unpack as Unpack
 else:
 
     class Unpack:

@@ -267,7 +267,7 @@ class FederatedClient(ModelAccess):
     def classify(self, features: Tensor) -> Tensor:
         """Class scores (N, C) of features (N, d)."""
         if self.user_module is not None and self.user_module.scores is not None:
-            return cast(Tensor, self.user_module.scores)
+            return self.user_module.scores
         network = self.active_network()
         scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
         return scores

@@ -61,16 +61,16 @@ class GroupedStates:
 
     def written(self, client: int) -> bool:
         """Whether the client's state was ever stored."""
-        return self.stores[self._group[client]].written(int(self._place[client]))
+        return self.stores[int(self._group[client])].written(int(self._place[client]))
 
     def get(self, client: int) -> dict[str, Tensor]:
         """The client's state; views into the store, not to be changed."""
-        store = self.stores[self._group[client]]
+        store = self.stores[int(self._group[client])]
         return store.get(int(self._place[client])) if store.initial else {}
 
     def set(self, client: int, state: State) -> None:
         """Store a copy of the client's state."""
-        self.stores[self._group[client]].set(int(self._place[client]), state)
+        self.stores[int(self._group[client])].set(int(self._place[client]), state)
 
     @property
     def num_bytes(self) -> int:
