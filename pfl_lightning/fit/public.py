@@ -106,18 +106,13 @@ def check_public(model: FederatedClient, data: FederatedData) -> None:
     Raises:
         ConfigurationError: Names what the method takes, what there is, and what to do.
     """
-    if not model.public_samples:
-        return
-    part, name = _all_public(data), type(model).__name__
-    if part is None:
+    part = _all_public(data)
+    count = 0 if part is None else len(part)
+    if count < model.public_samples:
         raise ConfigurationError(
-            f"{name} trains on {model.public_samples} public samples a round, and {type(data).__name__} has none: give "
-            "the data module public=..., a number of training samples to hold back or a folder of images"
-        )
-    if len(part) < model.public_samples:
-        raise ConfigurationError(
-            f"{name} draws {model.public_samples} public samples a round, and there are {len(part)}: set "
-            f"public_samples to at most {len(part)}, or give the data module more (public=...)"
+            f"{type(model).__name__} draws {model.public_samples} public samples a round, and {type(data).__name__} "
+            f"has {count}: give the data module public=..., a number of training samples to hold back or a folder of "
+            "images, and as many as the method's public_samples"
         )
 
 
