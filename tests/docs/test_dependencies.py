@@ -28,7 +28,7 @@ ALLOWED = {
 }
 # The others, and what they may not import.
 FORBIDDEN = {
-    "state": {"engines", "methods", "round", *TOP},
+    "state": {"engines", "methods", "round", "federation", *TOP},
     "round": {"federation", "methods", *TOP},
     "federation": {"methods", *TOP},
     "callbacks": {"cli", "methods"},
