@@ -16,8 +16,6 @@ from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.runs.files import EVALUATIONS
 from pfl_lightning.runs.results import accuracies, as_text, csv_text, summary_of
 
-__all__ = ["Part", "evaluation_files", "rename_aside", "set_later_aside"]
-
 Part = Literal["test", "validation"]
 """Which of a client's parts were evaluated."""
 

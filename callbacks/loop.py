@@ -13,8 +13,6 @@ from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 
-__all__ = ["FederatedLoop"]
-
 
 class FederatedLoop(RoundLoop):
     """Samples the cohort of every round, sends and collects the messages, and lets the server aggregate.

@@ -14,8 +14,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
 
-__all__ = ["RoundProgress"]
-
 
 class RoundProgress(L.Callback):
     """Says after every round how the run is going, above Lightning's progress bar where there is one.

@@ -33,8 +33,6 @@ from pfl_lightning.runs.results import (
 )
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["ResultsWriter"]
-
 
 class ResultsWriter(L.Callback):
     """Keeps the accuracies of every client and writes them when the fit ends, in whatever way.

@@ -20,8 +20,6 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.runs.results import FORMAT
 
-__all__ = ["as_json", "constructor_parameters", "counts", "evaluated", "method_arguments", "run_facts", "score_name"]
-
 NOT_ARGUMENTS = {"self", "encoder", "num_classes", "head", "factory", "frozen"}
 """Parameters of a client's class that are no hyper-parameters, or whose values are modules."""
 

@@ -17,8 +17,6 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import idle_clients
 from pfl_lightning.state.architectures import ArchitectureSummary
 
-__all__ = ["ArchitectureTable", "architecture_table", "fit_table", "results_table"]
-
 
 def architecture_table(rows: Sequence[ArchitectureSummary], title: str | None = None) -> Table:
     """Table with one row per architecture: encoder, feature width, parameters, shared weights, number of clients.

@@ -22,7 +22,6 @@ from pfl_lightning.state.architectures import width_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Attribution", "UnitAttribution", "draw_attribution"]
 
 STEPS = 32
 """Steps of the integral of the conductance."""

@@ -13,8 +13,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 
-__all__ = ["InspectionCallback"]
-
 
 class InspectionCallback(L.Callback):
     """Base of the callbacks that inspect a run without changing its results.

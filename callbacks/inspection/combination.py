@@ -20,7 +20,6 @@ from pfl_lightning.server import AggregationWeights
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ClientGroups", "CombinationWeights", "draw_weights", "group_clients"]
 
 SHARE_OF_LARGEST = 0.5  # a client's own classes are those with at least half the samples of its largest one
 

@@ -19,8 +19,6 @@ from pfl_lightning.metrics import summarize
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Communication", "TrafficPoint", "draw_accuracy_by_bytes"]
-
 
 @dataclass(frozen=True)
 class TrafficPoint:

@@ -22,7 +22,6 @@ from pfl_lightning.state.architectures import width_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FeatureEmbedding", "Points", "draw_points", "gather_points", "thumbnails", "tsne"]
 
 FEWEST, COMPONENTS, USUAL_PERPLEXITY = 4, 50, 30.0
 MAX_IN_LEGEND = 20

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["client_map", "colors", "new_figure", "render", "thin_ticks"]
 
 MAX_TICKS = 40
 

@@ -23,8 +23,6 @@ from pfl_lightning.callbacks.inspection.probe import SplitName
 from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 
-__all__ = ["Inspection"]
-
 
 @final  # to jsonargparse a group of options, as a dataclass that is no callback
 @dataclass(eq=False)

@@ -20,7 +20,6 @@ from pfl_lightning.metrics import summarize
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ClientAccuracy", "ClientMetrics", "LossComponents", "PartitionPicture"]
 
 EDGES = np.linspace(0.0, 1.0, 21)
 SPLITS = {"val_": "validation", "test_": "test"}

@@ -24,9 +24,6 @@ from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
-__all__ = ["Probe", "ProbeSettings", "ProbingCallback", "Representations", "SplitName", "names_of_classes"]
-__all__ += ["own_classes", "represent"]
-
 SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
 

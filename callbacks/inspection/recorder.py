@@ -24,8 +24,6 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LOSSES", "Chart", "Recorder", "layout"]
-
 
 @dataclass(frozen=True)
 class Chart:

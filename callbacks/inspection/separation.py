@@ -12,8 +12,6 @@ from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
 
-__all__ = ["RepresentationMeasures"]
-
 COMMON = 200
 """Greatest number of samples that all clients share, for CKA."""
 

@@ -12,8 +12,6 @@ from pfl_lightning.callbacks.run_facts import constructor_parameters
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 
-__all__ = ["RunSettings", "Setting", "constructor_values", "settings_of"]
-
 Setting = bool | int | float | str
 METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "val_accuracy/mean", "train/loss")
 

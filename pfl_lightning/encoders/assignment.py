@@ -12,8 +12,6 @@ from torch import nn
 
 from pfl_lightning.encoders.registry import encoder_class
 
-__all__ = ["ByClient", "ByShare", "EncoderAssignment", "EncoderFactory", "RoundRobin", "encoder_label"]
-
 EncoderFactory = Callable[[tuple[int, ...]], nn.Module]
 
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from pfl_lightning.encoders.registry import register
 
-__all__ = ["DCPFLCNN", "ConvolutionalEncoder", "FedPACCNN", "FedProtoCNN", "SmallCNN", "image_shape"]
-
 
 def image_shape(input_shape: Sequence[int], encoder: str) -> tuple[int, int, int]:
     """Return ``input_shape`` as (channels, height, width).

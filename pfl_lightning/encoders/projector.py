@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from pfl_lightning.encoders.assignment import EncoderFactory
 from pfl_lightning.encoders.registry import build_encoder, register
 
-__all__ = ["WithProjector", "make_projector"]
-
 
 @register("resnet18_projector")
 class WithProjector(nn.Module):

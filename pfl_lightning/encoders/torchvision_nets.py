@@ -15,8 +15,6 @@ from pfl_lightning.encoders.convolutional import image_shape
 from pfl_lightning.encoders.registry import register
 from pfl_lightning.encoders.weights import feature_width, for_channels, load_weights
 
-__all__ = ["GoogLeNet", "ResNet18", "ShuffleNetV2"]
-
 SMALLEST = 15
 """Pixels; a smaller image has none left in GoogLeNet's third pooling."""
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_curves"]
 
 NAMES = {"classifier": "test accuracy", "nearest_neighbor": "nearest-neighbor test accuracy"}
 

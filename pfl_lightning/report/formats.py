@@ -19,17 +19,6 @@ from pfl_lightning.report.significance import PairedTests
 from pfl_lightning.report.tables import Cell, Column, TextTable
 from pfl_lightning.runs.results import csv_text
 
-__all__ = [
-    "escape_latex",
-    "fitting_tables",
-    "html_table",
-    "latex_table",
-    "markdown_table",
-    "rows_csv",
-    "runs_csv",
-    "terminal_table",
-]
-
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",

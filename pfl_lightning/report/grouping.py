@@ -15,8 +15,6 @@ from pfl_lightning.report.rows import blocks as blocks_of
 from pfl_lightning.runs.config import differing, same_options, short_names, show
 from pfl_lightning.runs.results import FinishedRun
 
-__all__ = ["Group", "apart_by_data", "data_options", "group_runs", "row_labels", "values_of"]
-
 OF_TRAINING = ("batch_size", "eval_batch_size", "augment", "drop_last", "normalize", "mean", "std", "num_workers")
 """Options of data modules under which the clients still hold the same samples."""
 

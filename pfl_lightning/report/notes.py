@@ -11,8 +11,6 @@ from pfl_lightning.report.significance import CAVEAT, PairedTests, Ranking
 from pfl_lightning.report.tables import Column
 from pfl_lightning.runs.results import FIGURES
 
-__all__ = ["FAIRNESS", "caption", "data_note", "notes", "search_note", "without_note"]
-
 SHOWN = 6
 """Runs that a sentence names of many."""
 

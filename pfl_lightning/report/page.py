@@ -18,7 +18,6 @@ from pfl_lightning.runs.results import FinishedRun
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["html_page"]
 
 _STYLE = """
 body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 95rem; padding: 0 1rem; color: #222; }

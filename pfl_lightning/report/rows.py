@@ -15,9 +15,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.reading import read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun, HistoryEntry
 
-__all__ = ["MeasuredRow", "OverSeeds", "ReportSettings", "Row", "Target", "blocks", "learning_curve", "measure"]
-__all__ += ["over_seeds", "reach", "with_figure"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -13,9 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.runs.results import FinishedRun
 
-__all__ = ["CAVEAT", "PairedTests", "Ranking", "compare_with_reference", "holm", "paired_t_test", "rank_rows"]
-__all__ += ["signed_rank_test"]
-
 CAVEAT = (
     "p values: two-sided, of a paired t-test over seeds (the clients' mean of each seed; one degree of freedom less "
     "than pairs) and of Wilcoxon's signed-rank test over clients (paired by client and partition; seeds of one "

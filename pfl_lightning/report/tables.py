@@ -10,9 +10,6 @@ from pfl_lightning.report.rows import MeasuredRow, OverSeeds, ReportSettings, bl
 from pfl_lightning.report.significance import PairedTests, Ranking
 from pfl_lightning.runs.results import FIGURES, FinishedRun
 
-__all__ = ["Cell", "Column", "Fact", "TextTable", "block_columns", "block_table", "headline_columns", "p_text"]
-__all__ += ["ranking_table", "report_columns", "significance_table", "summary_table", "texts"]
-
 SCORES = {"classifier": ("", ""), "nearest_neighbor": ("nearest_neighbor_", "nearest-neighbor ")}
 """Scores that are accuracies, each in columns of its own; what stands before their names, in files and in headings."""
 

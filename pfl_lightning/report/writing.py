@@ -36,7 +36,6 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "STUDY_NAMES", "Report", "live_table", "write_report"]
 
 FORMATS = ("md", "csv", "tex", "png", "html")
 """Forms in which a report is written."""

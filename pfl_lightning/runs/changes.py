@@ -22,22 +22,6 @@ from pfl_lightning.runs.files import (
 )
 from pfl_lightning.state.files import replace_file
 
-__all__ = [
-    "DATA",
-    "NEAREST",
-    "OF_RUNS",
-    "Change",
-    "Distance",
-    "check_seed",
-    "diff",
-    "distance",
-    "evaluated_otherwise",
-    "in_words",
-    "record_changes",
-    "resumed_rounds",
-    "resumed_with",
-]
-
 OF_RUNS = ("seed_everything", "model", "data", "loop", "personalize", "trainer", "inspect", "results", "checkpoint")
 """Options that make a run; the others say what a command does with it."""
 

@@ -5,23 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "KNOWN_PACKAGES",
-    "SETTINGS",
-    "apart",
-    "changes_training",
-    "differing",
-    "equal",
-    "find_seeds",
-    "flatten",
-    "is_below",
-    "leaves",
-    "run_options",
-    "same_options",
-    "short_names",
-    "show",
-]
-
 SETTINGS = (
     *("model.method", "model.encoder", "data", "loop", "personalize"),
     *("trainer.precision", "trainer.gradient_clip_val"),

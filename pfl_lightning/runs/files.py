@@ -12,25 +12,6 @@ import yaml
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = [
-    "CHANGES",
-    "CLIENTS",
-    "CONFIG",
-    "EVALUATIONS",
-    "PARTITION",
-    "PERSONALIZED",
-    "RESULTS",
-    "SLURM_JOB",
-    "TEST",
-    "damaged",
-    "first_config",
-    "last_checkpoint",
-    "newest_config",
-    "read_config",
-    "read_json",
-    "resumed_configs",
-]
-
 CONFIG = "config.yaml"
 """The config that a run began with."""
 

@@ -18,19 +18,6 @@ from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, rea
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_full_disk, explain_output
 
-__all__ = [
-    "NO_SETTING",
-    "RunFolder",
-    "StudyPlace",
-    "chosen_checkpoint",
-    "folder_name",
-    "of_a_run",
-    "run_folder",
-    "runs_below",
-    "study_place",
-]
-
-
 LOGS = ("events.out.tfevents.", "hparams.yaml")
 """What a logger has made for a run that was refused, and that goes with its folder."""
 

@@ -19,7 +19,6 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "RunLock", "is_locked_here", "keep_lock", "wait_for_lock"]
 
 LOCK_NAME = ".lock"
 

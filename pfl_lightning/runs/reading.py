@@ -35,8 +35,6 @@ from pfl_lightning.runs.results import (
     number_of,
 )
 
-__all__ = ["find_runs", "read_run"]
-
 SKIPPED_FOLDERS = ("search", "probe", "replaced")
 """Folders of a study, beside its runs, that no table is made of."""
 

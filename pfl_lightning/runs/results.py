@@ -17,24 +17,6 @@ from pfl_lightning.runs.config import is_below
 from pfl_lightning.runs.files import damaged
 from pfl_lightning.runs.folder import StudyPlace
 
-__all__ = [
-    "CHOICES",
-    "FIGURES",
-    "FORMAT",
-    "ChosenRound",
-    "Evaluation",
-    "FinishedRun",
-    "HistoryEntry",
-    "Source",
-    "accuracies",
-    "as_text",
-    "client_accuracies",
-    "csv_text",
-    "mean_of",
-    "number_of",
-    "summary_of",
-]
-
 FORMAT = 2
 """Number of the format of ``results.json``; see docs/results_format.md."""
 

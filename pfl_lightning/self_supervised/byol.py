@@ -12,8 +12,6 @@ from pfl_lightning.self_supervised.target import TargetNetwork
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
 
-__all__ = ["BYOL"]
-
 
 class BYOL(Objective):
     """BYOL: a predictor maps one view's projection to the other view's projection by a target network.

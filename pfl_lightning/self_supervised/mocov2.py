@@ -17,8 +17,6 @@ from pfl_lightning.self_supervised.target import TargetNetwork
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
 
-__all__ = ["MoCoV2"]
-
 
 class MoCoV2(Objective):
     """MoCo v2: a query (first view) is closer to its key (second view, target network) than to a bank of earlier keys.

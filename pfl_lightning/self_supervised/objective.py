@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
     from pfl_lightning.fit.data import FitData
 
-__all__ = [
-    "Objective",
-    "ObjectiveOutput",
-    "features_of",
-    "in_single_precision",
-    "joined",
-    "of_both_views",
-    "of_each_view",
-]
-
 
 @dataclass(frozen=True)
 class ObjectiveOutput:

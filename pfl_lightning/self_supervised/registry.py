@@ -17,8 +17,6 @@ from pfl_lightning.self_supervised.simsiam import SimSiam
 from pfl_lightning.self_supervised.smog import SMoG
 from pfl_lightning.self_supervised.swav import SwAV
 
-__all__ = ["OBJECTIVES", "ObjectiveFactory", "make_objective"]
-
 ObjectiveFactory = Callable[[nn.Module], Objective]
 
 OBJECTIVES: Mapping[str, type[Objective]] = MappingProxyType(

@@ -13,8 +13,6 @@ from pfl_lightning.self_supervised.objective import (
     of_each_view,
 )
 
-__all__ = ["SimCLR"]
-
 
 class SimCLR(Objective):
     """SimCLR: NT-Xent, for which the views of a sample are closer to one another than to other views of the batch.

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, in_single_precision, of_each_view
 
-__all__ = ["SimSiam"]
-
 
 class SimSiam(Objective):
     """SimSiam: a predictor maps one view's projection to the other view's projection, which gets no gradient.

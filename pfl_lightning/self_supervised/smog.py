@@ -24,8 +24,6 @@ from pfl_lightning.self_supervised.target import TargetNetwork, parameters_to_bu
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
 
-__all__ = ["SMoG"]
-
 
 class SMoG(Objective):
     """SMoG: the first view predicts the group of the second, and groups move with the first view's projections.

@@ -15,7 +15,6 @@ from pfl_lightning.self_supervised.objective import Objective, ObjectiveOutput, 
 if TYPE_CHECKING:
     from pfl_lightning.client import FitContext
 
-__all__ = ["SwAV"]
 
 SMALLEST_EPSILON = 0.0125
 """Smallest epsilon for which sums of exp(1 / epsilon) do not overflow in single precision."""

@@ -12,8 +12,6 @@ from pfl_lightning.checks import check_between
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.closures import copy_module
 
-__all__ = ["TargetNetwork", "parameters_to_buffers"]
-
 
 class TargetNetwork(nn.Module):
     """Copy of a chain of networks (an encoder and a projector) that follows them by a moving average.
