@@ -4,7 +4,7 @@ from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
-from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.features import FeatureEmbedding, RepresentationMeasures
 from pfl_lightning.callbacks.inspection.group import Inspection
 from pfl_lightning.callbacks.inspection.over_clients import (
     ClientAccuracy,
@@ -12,7 +12,6 @@ from pfl_lightning.callbacks.inspection.over_clients import (
     LossComponents,
     PartitionPicture,
 )
-from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import lightning as L
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
 from pfl_lightning.callbacks.inspection.probe import ProbingCallback, names_of_classes, own_classes, represent
-from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import layer_conductance, rank_correlation, rank_scores
@@ -65,6 +64,10 @@ class UnitAttribution(ProbingCallback):
         ConfigurationError: If an argument is out of range.
     """
 
+    charts: ClassVar = {
+        "representations": {"rank correlation of units between clients": ["Multiline", ["attribution/rank_.*"]]}
+    }
+
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Reason if there is no trained head on features of one width, or no client has samples; else None."""
         if lacks := super().unavailable(trainer, federation):
@@ -85,10 +88,6 @@ class UnitAttribution(ProbingCallback):
             return "inputs are whole numbers, between which there is no line to integrate along"
         return self.probe.lacks_common(federation)
 
-    def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Chart of the rank correlation."""
-        return (Chart("representations", "rank correlation of units between clients", ("attribution/rank_.*",)),)
-
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the rank correlation and the figure of the ranks."""
         found = self.attribute(federation)
@@ -106,7 +105,7 @@ class UnitAttribution(ProbingCallback):
 
     def attribute(self, federation: Federation) -> Attribution | None:
         """Attribution of the sample that most clients classify correctly; ``None`` if no sample is."""
-        inputs, labels = self.probe.common_samples(federation, self.settings.samples)
+        inputs, labels = self.probe.common_samples(federation, self.samples)
         correct: dict[int, Tensor] = {}
         for client, model in federation.client_models(self.probe.clients):
             correct[client] = self._correct(federation, client, model, inputs, labels)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import lightning as L
 
-from pfl_lightning.callbacks.inspection.recorder import LOSSES, Chart, Recorder
+from pfl_lightning.callbacks.inspection.recorder import Recorder
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+
+LOSSES = {
+    "loss": {
+        "loss by component, mean over the cohort": ["Multiline", ["train/(?!clients_left_out).*"]],
+        "loss on the clients' own splits": ["Multiline", [".*loss/mean"]],
+    }
+}
+"""Charts of the losses that :class:`~pfl_lightning.callbacks.FederatedLoop` and the federation always log."""
 
 
 class InspectionCallback(L.Callback):
@@ -27,6 +36,9 @@ class InspectionCallback(L.Callback):
     Raises:
         ConfigurationError: If ``every_n_rounds`` is less than one.
     """
+
+    charts: ClassVar[Mapping[str, Mapping[str, list[Any]]]] = {}
+    """Charts of the logged scalars for TensorBoard's Custom Scalars tab: by category and title their kind and tags."""
 
     of_evaluations: ClassVar[bool] = False
     """Whether :meth:`show` shows scores: it is called after rounds that were evaluated, and after no others."""
@@ -48,10 +60,6 @@ class InspectionCallback(L.Callback):
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Reason why this run has nothing to show, else None; called once, before the first round."""
         return None
-
-    def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Charts of the logged scalars, for TensorBoard's Custom Scalars tab."""
-        return ()
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
         """Called once before the first round of this fit, after a checkpoint was loaded."""
@@ -77,7 +85,7 @@ class InspectionCallback(L.Callback):
         """Set up the recorder and check whether there is anything to show.
 
         Raises:
-            ConfigurationError: If the module is no Federation, or the folder cannot be created.
+            ConfigurationError: If the module is no Federation.
         """
         if not isinstance(pl_module, Federation):
             raise ConfigurationError(
@@ -91,17 +99,16 @@ class InspectionCallback(L.Callback):
         if self._unavailable is not None and not self.optional:
             warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
 
-    @staticmethod
-    def _all(trainer: L.Trainer) -> list[InspectionCallback]:
-        return [callback for callback in trainer.callbacks if isinstance(callback, InspectionCallback)]  # type: ignore[attr-defined]
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Group the scalars of all inspection callbacks into charts; the first callback does it for all."""
         assert isinstance(pl_module, Federation)
-        every = self._all(trainer)
+        every = [one for one in trainer.callbacks if isinstance(one, InspectionCallback)]  # type: ignore[attr-defined]
         if every[0] is self:
-            charts = [chart for one in every if one._unavailable is None for chart in one.charts(pl_module)]
-            self.recorder.layout([*charts, *LOSSES])
+            found: dict[str, dict[str, list[Any]]] = {}
+            for charts in (*(one.charts for one in every if one._unavailable is None), LOSSES):
+                for category, by_title in charts.items():
+                    found.setdefault(category, {}).update(by_title)
+            self.recorder.layout(found)
         if self._unavailable is None:
             self.before_fit(trainer, pl_module)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import client_map
-from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.federation import Federation
 from pfl_lightning.server import AggregationWeights
 
@@ -41,6 +40,12 @@ class CombinationWeights(InspectionCallback):
         dirpath: See :class:`InspectionCallback`.
     """
 
+    charts: ClassVar = {
+        "combination": {
+            "weight of a client's own head and of its group": ["Multiline", ["combination/(own|group)"]],
+            "clients in a head": ["Multiline", ["combination/clients"]],
+        }
+    }
     _groups: ClientGroups
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
@@ -49,13 +54,6 @@ class CombinationWeights(InspectionCallback):
             return None
         name = federation.method_name
         return f"{name}'s server has no aggregation weights for each client (FedPAC's has, with combination=True)"
-
-    def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Charts of the weights and of the effective number of clients."""
-        return (
-            Chart("combination", "weight of a client's own head and of its group", ("combination/(own|group)",)),
-            Chart("combination", "clients in a head", ("combination/clients",)),
-        )
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
         """Find the groups."""

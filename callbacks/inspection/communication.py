@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
 import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure
-from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
 from pfl_lightning.metrics import summarize
@@ -50,17 +49,17 @@ class Communication(InspectionCallback):
         dirpath: See :class:`InspectionCallback`.
     """
 
+    charts: ClassVar = {
+        "communication": {
+            "bytes so far": ["Multiline", ["bytes/(up|down|total)"]],
+            "bytes so far, by kind": ["Multiline", ["bytes/(up|down)_.*"]],
+        }
+    }
+
     def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
         super().__init__(every_n_rounds, dirpath)
         self.history: list[TrafficPoint] = []
         self._loaded = False
-
-    def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Charts of the bytes in both directions, in total and by kind."""
-        return (
-            Chart("communication", "bytes so far", ("bytes/(up|down|total)",)),
-            Chart("communication", "bytes so far, by kind", ("bytes/(up|down)_.*",)),
-        )
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
         """Clear the history, unless it comes from a checkpoint, or an earlier fit that goes on."""

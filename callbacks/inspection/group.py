@@ -12,7 +12,7 @@ from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
-from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.features import FeatureEmbedding, RepresentationMeasures
 from pfl_lightning.callbacks.inspection.over_clients import (
     ClientAccuracy,
     ClientMetrics,
@@ -20,7 +20,6 @@ from pfl_lightning.callbacks.inspection.over_clients import (
     PartitionPicture,
 )
 from pfl_lightning.callbacks.inspection.probe import SplitName
-from pfl_lightning.callbacks.inspection.separation import RepresentationMeasures
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 
 

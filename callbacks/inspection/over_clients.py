@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
 import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.inspection.recorder import Chart
 from pfl_lightning.datamodules import partition_figure
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 
 EDGES = np.linspace(0.0, 1.0, 21)
-SPLITS = {"val_": "validation", "test_": "test"}
 BINS = 20
 TAKEN = ("val_accuracy", "test_accuracy")
 """Names whose histograms are those of ``ClientAccuracy``."""
@@ -59,6 +57,18 @@ class PartitionPicture(InspectionCallback):
         self.recorder.figure("partition", partition_figure(counts, names, groups), 0)
 
 
+def _accuracy_charts(split: str, prefix: str) -> dict[str, list[Any]]:
+    """Charts of a split: the mean with its band, and the mean, worst decile, worst and best client."""
+    band = [f"{prefix}accuracy/{end}" for end in ("mean", "lower", "upper")]
+    return {
+        f"{split}: mean ± standard deviation over clients": ["Margin", band],
+        f"{split}: mean, worst decile, worst and best client": [
+            "Multiline",
+            [f"{prefix}accuracy/(mean|worst_decile|worst|best)"],
+        ],
+    }
+
+
 class ClientAccuracy(InspectionCallback):
     """Accuracy over clients: a band of one standard deviation around the mean, and a histogram.
 
@@ -74,17 +84,7 @@ class ClientAccuracy(InspectionCallback):
     """
 
     of_evaluations = True
-
-    def charts(self, federation: Federation) -> tuple[Chart, ...]:
-        """Charts of each split: the mean with its band, and the mean, worst decile, worst and best client."""
-        found = []
-        for prefix, split in SPLITS.items():
-            name = f"{prefix}accuracy"
-            band = (f"{name}/mean", f"{name}/lower", f"{name}/upper")
-            found.append(Chart("accuracy", f"{split}: mean ± standard deviation over clients", band, band=True))
-            spread = f"{name}/(mean|worst_decile|worst|best)"
-            found.append(Chart("accuracy", f"{split}: mean, worst decile, worst and best client", (spread,)))
-        return tuple(found)
+    charts: ClassVar = {"accuracy": _accuracy_charts("validation", "val_") | _accuracy_charts("test", "test_")}
 
     def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the band."""

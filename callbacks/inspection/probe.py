@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -26,30 +26,6 @@ from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_
 
 SplitName = Literal["train", "validation", "test"]
 AT_ONCE = 128  # samples in a forward pass
-
-
-@dataclass(frozen=True)
-class ProbeSettings:
-    """Numbers of clients and samples to inspect, which bound the memory of the features.
-
-    Attributes:
-        clients: Greatest number of clients, drawn at random from those that are evaluated during training.
-        samples: Greatest number of samples of each client, drawn at random.
-        part: Split of the samples.
-
-    Raises:
-        ConfigurationError: If a number is below 1, or the split is unknown.
-    """
-
-    clients: int = 10
-    samples: int = 50
-    part: SplitName = "test"
-
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        check_at_least("clients to inspect", self.clients, 1)
-        check_at_least("samples to inspect", self.samples, 1)
-        check_choice("part", self.part, ("train", "validation", "test"))
 
 
 class ProbingCallback(InspectionCallback):
@@ -77,11 +53,14 @@ class ProbingCallback(InspectionCallback):
         dirpath: str | None = None,
     ) -> None:
         super().__init__(every_n_rounds, dirpath)
-        self.settings = ProbeSettings(clients, samples, part)
+        check_at_least("clients to inspect", clients, 1)
+        check_at_least("samples to inspect", samples, 1)
+        check_choice("part", part, get_args(SplitName))
+        self.clients, self.samples, self.part = clients, samples, part
 
     def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
         """Draw clients and samples; the reason if there are none."""
-        self.probe = Probe(federation, self.settings)
+        self.probe = Probe(federation, self.clients, self.samples, self.part)
         return self.probe.lacks
 
 
@@ -101,16 +80,7 @@ class Representations:
 
 
 def own_classes(federation: Federation, client: int, labels: Tensor) -> Tensor:
-    """What a client calls classes of the data, which under a concept shift have an order of its own.
-
-    Args:
-        federation: The federation.
-        client: Number of the client.
-        labels: Classes in the data's order, (n,).
-
-    Returns:
-        The client's, (n,).
-    """
+    """What a client calls classes of the data, (n,), which under a concept shift have an order of its own."""
     order = _order_of(federation, client)
     return labels if order is None else order.to(labels.device)[labels]
 
@@ -130,15 +100,17 @@ class Probe:
 
     Args:
         federation: The federation, whose data are loaded.
-        settings: Numbers of clients and samples.
+        clients: Greatest number of clients, drawn at random from those that are evaluated during training.
+        samples: Greatest number of samples of each client, drawn at random.
+        part: Split of the samples.
     """
 
-    def __init__(self, federation: Federation, settings: ProbeSettings) -> None:
-        self.settings, self._seed = settings, federation.seed
+    def __init__(self, federation: Federation, clients: int = 10, samples: int = 50, part: SplitName = "test") -> None:
+        self.max_samples, self.part, self._seed = samples, part, federation.seed
         known = np.array(federation.data.evaluated_clients())
         order = np.random.default_rng(derive_seed(self._seed, Purpose.INSPECTED_CLIENTS)).permutation(known).tolist()
         with_samples = (client for client in order if len(self._split(federation, client)))
-        self.clients = sorted(itertools.islice(with_samples, settings.clients))
+        self.clients = sorted(itertools.islice(with_samples, clients))
         self.lacks = self._lacks(federation)
         """Reason why there is nothing to inspect, else None."""
 
@@ -153,34 +125,33 @@ class Probe:
                     "the data module reads a user-defined data set batch by batch, so single items cannot be selected, "
                     "unless they are pairs of a tensor and a class and the method works on features of a user's module"
                 )
-        part = self.settings.part
-        return None if self.clients else f"no client has samples in its {part} split; choose another one by 'part'"
+        return None if self.clients else f"no client has samples in its {self.part} split; choose another one by 'part'"
 
     def lacks_common(self, federation: Federation) -> str | None:
         """Reason why no sample can be shown to all clients, else None."""
         shapes = {tuple(self.samples(federation, client)[0].shape[1:]): client for client in self.clients}
         if len(shapes) < 2:
             return None
-        said = ", ".join(f"{shape} (client {client})" for shape, client in shapes.items())
-        return f"samples are shown to all clients, and those of clients differ in shape: {said}"
+        named = ", ".join(f"{shape} (client {client})" for shape, client in shapes.items())
+        return f"samples are shown to all clients, and those of clients differ in shape: {named}"
 
     def _split(self, federation: Federation, client: int) -> SplitSource:
-        split: SplitSource = getattr(federation.data.client_data(client), self.settings.part)
+        split: SplitSource = getattr(federation.data.client_data(client), self.part)
         return split
 
     def size(self, federation: Federation, client: int) -> int:
         """Number of the client's samples to inspect."""
-        return min(len(self._split(federation, client)), self.settings.samples)
+        return min(len(self._split(federation, client)), self.max_samples)
 
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
         """Inputs of the client's samples, not augmented, (n, ...), and classes, (n,), on the federation's device."""
         split = self._split(federation, client)
         if not isinstance(split, ClientSplit):
-            found = self._items(federation, client, self.settings.samples)
+            found = self._items(federation, client, self.max_samples)
             assert found is not None
             return found
         order = torch.randperm(len(split), generator=seeded_generator(self._seed, Purpose.INSPECTED_SAMPLES, client))
-        chosen = split.select(order[: self.settings.samples].sort().values)
+        chosen = split.select(order[: self.max_samples].sort().values)
         loader = chosen.loader(max(len(chosen), 1), device=federation.environment.device)
         return loader.tensors()
 
@@ -203,15 +174,14 @@ class Probe:
     def common_samples(self, federation: Federation, count: int) -> tuple[Tensor, Tensor]:
         """Inputs of at most ``count`` samples of all clients, in equal shares, with their classes in the data."""
         share = -(-count // len(self.clients))
-        own = [self._in_the_datas_order(federation, client) for client in self.clients]
-        inputs = torch.cat([x[:: max(1, len(x) // share)][:share] for x, _ in own])
-        labels = torch.cat([y[:: max(1, len(y) // share)][:share] for _, y in own])
-        return inputs[:count], labels[:count]
-
-    def _in_the_datas_order(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
-        inputs, labels = self.samples(federation, client)
-        order = _order_of(federation, client)
-        return inputs, labels if order is None else order.argsort().to(labels.device)[labels]
+        inputs, labels = [], []
+        for client in self.clients:
+            x, y = self.samples(federation, client)
+            order = _order_of(federation, client)
+            y = y if order is None else order.argsort().to(y.device)[y]
+            inputs.append(x[:: max(1, len(x) // share)][:share])
+            labels.append(y[:: max(1, len(y) // share)][:share])
+        return torch.cat(inputs)[:count], torch.cat(labels)[:count]
 
     def representations(self, federation: Federation, common: int = 0) -> Iterator[Representations]:
         """Yield each client's representations of its own samples, or of ``common`` samples of all clients.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,50 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_lightning.callbacks.inspection.figures import new_figure, render
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.notices import shown_before
 from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Chart of scalars, in TensorBoard's Custom Scalars tab.
-
-    Attributes:
-        category: Heading under which the chart is shown.
-        title: Title of the chart.
-        tags: Regular expressions of the scalars; for a chart with a band the tags of value, lower and upper end.
-        band: True for a line with a band around it.
-    """
-
-    category: str
-    title: str
-    tags: tuple[str, ...]
-    band: bool = False
-
-
-LOSSES = (
-    Chart("loss", "loss by component, mean over the cohort", ("train/(?!clients_left_out).*",)),
-    Chart("loss", "loss on the clients' own splits", (".*loss/mean",)),
-)
-"""Charts of the losses that :class:`~pfl_lightning.callbacks.FederatedLoop` and the federation always log."""
-
-
-def layout(charts: Sequence[Chart]) -> dict[str, dict[str, list[str | list[str]]]]:
-    """Charts by category and title, for ``SummaryWriter.add_custom_scalars``: the kind of a chart and its tags.
-
-    Example:
-        >>> layout([Chart("loss", "training loss", ("train/.*",))])
-        {'loss': {'training loss': ['Multiline', ['train/.*']]}}
-    """
-    categories: dict[str, dict[str, list[str | list[str]]]] = {}
-    for chart in charts:
-        kind = "Margin" if chart.band else "Multiline"
-        categories.setdefault(chart.category, {})[chart.title] = [kind, list(chart.tags)]
-    return categories
 
 
 class Recorder:
@@ -71,26 +30,12 @@ class Recorder:
     Args:
         trainer: The Trainer of the federation; with ``fast_dev_run`` nothing is recorded.
         dirpath: Folder of the files; ``None`` is ``inspection`` in the run's folder.
-
-    Raises:
-        ConfigurationError: If the folder cannot be created.
     """
 
     def __init__(self, trainer: L.Trainer, dirpath: str | None = None) -> None:
         self.silent = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self.loggers: list[Logger] = [] if self.silent else list(trainer.loggers)
         self.folder = Path(dirpath or Path(trainer.log_dir or trainer.default_root_dir) / "inspection")
-        if dirpath is not None and not self.silent:
-            self._check_folder()
-
-    def _check_folder(self) -> None:
-        """Refuse a folder that cannot be created before the first round; it is created with its first file."""
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise ConfigurationError(
-                f"the folder {self.folder} for inspection figures cannot be created, since {there} is no folder that "
-                "can be written to: give another dirpath"
-            )
 
     def _boards(self) -> Iterator[Any]:
         """Yield the ``SummaryWriter`` of each TensorBoardLogger."""
@@ -156,10 +101,10 @@ class Recorder:
 
             writer._get_file_writer().add_summary(hparams({}, {})[2])
 
-    def layout(self, charts: Sequence[Chart]) -> None:
+    def layout(self, charts: Mapping[str, Mapping[str, list[Any]]]) -> None:
         """Group scalars into charts in TensorBoard; other loggers do not support it."""
         for writer in self._boards():
-            writer.add_custom_scalars(layout(charts))
+            writer.add_custom_scalars(charts)
 
     def embedding(
         self,
@@ -167,7 +112,6 @@ class Recorder:
         points: Tensor,
         rows: Sequence[Sequence[str]],
         columns: Sequence[str],
-        images: Tensor | None,
         round: int,
     ) -> None:
         """Add points to TensorBoard's Embedding Projector; a message is logged once if no logger has it.
@@ -177,12 +121,11 @@ class Recorder:
             points: The points, shape (n, d).
             rows: Texts of each point, one per column.
             columns: Names of these texts.
-            images: Square images of the points, shape (n, 3, S, S) in [0, 1]; ``None`` for none.
             round: The round, with which the name ends.
         """
         boards = list(self._boards())
         for writer in boards:
-            writer.add_embedding(points, [*map(list, rows)], images, round, tag, list(columns))
+            writer.add_embedding(points, [*map(list, rows)], None, round, tag, list(columns))
         if not boards and not self.silent:
             _log_once(self.folder, "the Embedding Projector is skipped: it needs a TensorBoardLogger")
 

@@ -69,12 +69,6 @@ def test_a_period_without_meaning_is_refused(period):
         ClientAccuracy(period)
 
 
-def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"folder .*file/below.* cannot be created, .*file is no folder"):
-        run(QUICK, callbacks=[ClientAccuracy(dirpath=str(tmp_path / "file" / "below"))])
-
-
 def test_only_federations_are_accepted(tmp_path):
     trainer = L.Trainer(max_epochs=1, callbacks=[ClientAccuracy()], logger=False, default_root_dir=tmp_path)
     with pytest.raises(ConfigurationError, match="ClientAccuracy inspects a Federation, got BoringModel"):

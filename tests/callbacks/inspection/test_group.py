@@ -27,7 +27,7 @@ from _helpers.toy import (
 
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.callbacks import ClientAccuracy, FederatedLoop, Inspection, UnitAttribution
-from pfl_lightning.callbacks.inspection.embedding import FeatureEmbedding
+from pfl_lightning.callbacks.inspection.features import FeatureEmbedding
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, DualFed, FedAvg, FedBN, FedClassAvg, FedPAC, FedProto, LocalOnly
 

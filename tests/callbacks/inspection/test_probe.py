@@ -8,8 +8,8 @@ import pytest
 import torch
 from _helpers.toy import CLIENTS, Toy, assert_same, for_toy, linear_encoder, run, tiny_encoder
 
-from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.callbacks.inspection.probe import Probe, ProbeSettings
+from pfl_lightning.callbacks import FeatureEmbedding, FederatedLoop
+from pfl_lightning.callbacks.inspection.probe import Probe
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DualFed, FedPAC, FedPer, LocalOnly
 
@@ -31,7 +31,7 @@ def of_client(federation, client, inputs):
 @pytest.mark.parametrize("method", [FedPer, FedPAC])
 def test_features_are_those_of_the_clients_own_models(method):
     federation = run(partial(method, epochs=1), 2)
-    probe = Probe(federation, ProbeSettings(clients=3, samples=4))
+    probe = Probe(federation, clients=3, samples=4)
     before = everything(federation.models)
     found = list(probe.representations(federation))
     assert_same(everything(federation.models), before)
@@ -45,7 +45,7 @@ def test_features_are_those_of_the_clients_own_models(method):
 
 def test_dualfed_has_two_representations():
     federation = run(for_toy(DualFed, epochs=1), 1)
-    probe = Probe(federation, ProbeSettings(samples=4))
+    probe = Probe(federation, samples=4)
     for own in probe.representations(federation):
         model, features = of_client(federation, own.client, probe.samples(federation, own.client)[0])
         assert list(own.by_name) == ["pre_projection", "post_projection"]
@@ -57,7 +57,7 @@ def test_dualfed_has_two_representations():
 def test_samples_are_the_clients_own(part):
     data = Toy()
     federation = run(QUICK, data=data)
-    probe = Probe(federation, ProbeSettings(samples=4, part=part))
+    probe = Probe(federation, samples=4, part=part)
     assert probe.clients == list(range(CLIENTS))
     for client in probe.clients:
         inputs, labels = probe.samples(federation, client)
@@ -71,7 +71,7 @@ def test_samples_are_the_clients_own(part):
 def test_the_draws_are_those_of_the_seed():
     def drawn(seed):
         federation = run(QUICK, seed=seed)
-        probe = Probe(federation, ProbeSettings(clients=2, samples=3))
+        probe = Probe(federation, clients=2, samples=3)
         return probe.clients, [probe.samples(federation, client)[0] for client in probe.clients]
 
     first, again = drawn(1), drawn(1)
@@ -84,7 +84,7 @@ def test_the_draws_are_those_of_the_seed():
 def test_the_common_samples_come_from_all_clients_in_equal_shares():
     data = Toy()
     federation = run(QUICK, data=data)
-    probe = Probe(federation, ProbeSettings(samples=4))
+    probe = Probe(federation, samples=4)
     inputs, labels = probe.common_samples(federation, 10)
     assert len(inputs) == len(labels) == 10
     owners = [
@@ -100,10 +100,10 @@ def test_the_common_samples_come_from_all_clients_in_equal_shares():
 
 def test_clients_without_samples_are_left_out():
     federation = run(QUICK, data=Toy(test=[0, 3, 8, 0, 1]))
-    probe = Probe(federation, ProbeSettings(samples=4))
+    probe = Probe(federation, samples=4)
     assert probe.clients == [1, 2, 4]
     assert [probe.size(federation, client) for client in probe.clients] == [3, 4, 1]
-    none = Probe(run(QUICK, data=Toy(validation=0)), ProbeSettings(part="validation"))
+    none = Probe(run(QUICK, data=Toy(validation=0)), part="validation")
     assert none.lacks == "no client has samples in its validation split; choose another one by 'part'"
 
 
@@ -113,7 +113,7 @@ def test_only_clients_that_are_evaluated_in_the_fit_are_inspected():
     class Watch(FederatedLoop):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            chosen.append((Probe(pl_module, ProbeSettings()).clients, pl_module.data.evaluated_clients()))
+            chosen.append((Probe(pl_module).clients, pl_module.data.evaluated_clients()))
 
     run(QUICK, loop=Watch(eval_cohort=3), data=Toy(novel_clients=1))
     [(clients, evaluated)] = chosen
@@ -123,7 +123,7 @@ def test_only_clients_that_are_evaluated_in_the_fit_are_inspected():
 
 def test_several_encoders():
     federation = run(partial(LocalOnly, epochs=1), encoder=[tiny_encoder, linear_encoder])
-    probe = Probe(federation, ProbeSettings(samples=4))
+    probe = Probe(federation, samples=4)
     for own in probe.representations(federation):
         inputs, _ = probe.samples(federation, own.client)
         assert torch.equal(own.by_name["features"], of_client(federation, own.client, inputs)[1])
@@ -135,7 +135,7 @@ def test_a_client_whose_features_are_not_finite_is_named_and_left_out():
     federation.personal.set(2, {name: value * np.nan for name, value in federation.personal.get(2).items()})
     with torch.no_grad():
         federation.server.weights.as_state()["encoder.0.weight"].fill_(1.0)
-    probe = Probe(federation, ProbeSettings(samples=4))
+    probe = Probe(federation, samples=4)
     assert [own.client for own in probe.representations(federation)] == list(
         range(CLIENTS)
     )  # the head is not looked at
@@ -147,7 +147,7 @@ def test_a_client_whose_features_are_not_finite_is_named_and_left_out():
 def test_no_global_random_state_is_touched():
     federation = run(QUICK)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    list(Probe(federation, ProbeSettings(2, 3)).representations(federation))
+    list(Probe(federation, 2, 3).representations(federation))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
 
@@ -163,11 +163,11 @@ def test_no_global_random_state_is_touched():
 )
 def test_settings_without_meaning_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        ProbeSettings(**options)
+        FeatureEmbedding(**options)
 
 
 def test_items_of_a_user_defined_data_set_cannot_be_selected(monkeypatch):
     federation = run(QUICK)
     items = SimpleNamespace(test=[1, 2, 3])
     monkeypatch.setattr(federation.data, "client_data", lambda client: items)
-    assert "single items cannot be selected" in Probe(federation, ProbeSettings()).lacks
+    assert "single items cannot be selected" in Probe(federation).lacks

@@ -1,21 +1,21 @@
-"""Clients' features as t-SNE figures, and in TensorBoard's Embedding Projector."""
+"""Clients' features: t-SNE figures and TensorBoard's Embedding Projector; class separation and CKA (DualFed)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from pfl_lightning.callbacks.inspection.figures import colors, new_figure
+from pfl_lightning.callbacks.inspection.figures import client_map, colors, new_figure
 from pfl_lightning.callbacks.inspection.probe import ProbingCallback, Representations, names_of_classes
 from pfl_lightning.federation import Federation
+from pfl_lightning.functional import class_separation, pairwise_linear_cka
 from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.architectures import width_of
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 FEWEST, COMPONENTS, USUAL_PERPLEXITY = 4, 50, 30.0
 MAX_IN_LEGEND = 20
-LARGEST_IMAGE = 64  # pixels; a sprite of thousands of images stays below what browsers load
+COMMON = 200
+"""Greatest number of samples that all clients share, for CKA."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class FeatureEmbedding(ProbingCallback):
     A figure ``features/<representation>`` has the same points twice, colored by class and by client. DualFed has two
     representations, before and after the projector; clients whose features differ in width get separate figures. For
     the Embedding Projector, which only TensorBoard has, the features of each such round are written with class, client
-    and architecture of each sample, and its image if it has one.
+    and architecture of each sample.
 
     Args:
         every_n_rounds: Rounds between two figures.
@@ -92,12 +93,7 @@ class FeatureEmbedding(ProbingCallback):
             [" ".join(class_names[label].split()), str(client), clients.labels[clients.architecture_of[client]]]
             for label, client in zip(points.labels.tolist(), points.clients.tolist(), strict=True)
         ]
-        shown = dict.fromkeys(points.clients.tolist())
-        small = [thumbnails(self.probe.samples(federation, client)[0]) for client in shown]
-        images = [own for own in small if own is not None]
-        of_one_size = len({own.shape[1:] for own in images}) == 1
-        pictures = torch.cat(images) if of_one_size else None
-        self.recorder.embedding(points.name, points.values, rows, ["class", "client", "encoder"], pictures, round)
+        self.recorder.embedding(points.name, points.values, rows, ["class", "client", "encoder"], round)
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:
@@ -175,33 +171,61 @@ def draw_points(points: Points, plane: NDArray[np.float64], class_names: Sequenc
     return figure
 
 
-def thumbnails(inputs: Tensor) -> Tensor | None:
-    """Small square images of inputs, each scaled from 0, black, to 1, white; shorter sides get black margins.
+class RepresentationMeasures(ProbingCallback):
+    """Class separation and similarity between clients of every representation (DualFed, Figures 5 and 6).
+
+    ``separation/<representation>`` is the mean over clients of the class separation of their own samples
+    (:func:`~pfl_lightning.functional.class_separation`), high for a good personal representation.
+    ``cka/<representation>`` is the mean over pairs of clients of the linear CKA of the same samples, drawn from all
+    clients in equal shares (:func:`~pfl_lightning.functional.linear_cka`), high for a good general representation.
+    ``cka_matrix/<representation>`` is a heat map of the pairs. DualFed has two representations, ``pre_projection`` and
+    ``post_projection``, the others ``features``. Clients may have encoders of different widths.
+
+    CKA is biased upwards with fewer samples than units of a representation: 200 samples are shared, where there are so
+    many.
 
     Args:
-        inputs: Any floats, shape (n, 1 or 3, H, W) for images.
+        every_n_rounds: Rounds between two measurements.
+        clients: Greatest number of inspected clients.
+        samples: Greatest number of samples of each client.
+        part: Split of the samples: ``"train"``, ``"validation"`` or ``"test"``.
+        dirpath: See :class:`InspectionCallback`.
 
-    Returns:
-        Floats on the CPU, shape (n, 3, S, S) with S of at most 64 pixels; ``None`` if the inputs are no images.
-
-    Example:
-        >>> images = thumbnails(torch.randn(5, 1, 128, 64))
-        >>> images.shape, float(images.min()), float(images.max())
-        (torch.Size([5, 3, 64, 64]), 0.0, 1.0)
-        >>> thumbnails(torch.randn(5, 30)) is None
-        True
+    Raises:
+        ConfigurationError: If an argument is out of range.
     """
-    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
-        return None
-    height, width = inputs.shape[-2:]
-    factor = min(1.0, LARGEST_IMAGE / max(height, width))
-    values = inputs.float()
-    if factor < 1:
-        values = F.interpolate(values, (max(1, int(height * factor)), max(1, int(width * factor))), mode="area")
-    flat = values.flatten(start_dim=1)
-    low, high = (end[:, None, None, None] for end in (flat.amin(dim=1), flat.amax(dim=1)))
-    scaled = ((values - low) / (high - low).clamp(min=1e-12)).cpu()
-    height, width = scaled.shape[-2:]
-    above, left = max(0, width - height), max(0, height - width)
-    square = F.pad(scaled, (left // 2, left - left // 2, above // 2, above - above // 2))
-    return square.expand(-1, 3, -1, -1)
+
+    charts: ClassVar = {
+        "representations": {
+            "class separation (R²), mean over clients": ["Multiline", ["separation/.*"]],
+            "linear CKA, mean over pairs of clients": ["Multiline", ["cka/.*"]],
+        }
+    }
+
+    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
+        """Reason if no client has samples; else None."""
+        return super().unavailable(trainer, federation) or self.probe.lacks_common(federation)
+
+    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
+        """Log both measures and the heat maps of CKA."""
+        separations: dict[str, list[float]] = {}
+        for own in self.probe.representations(federation):
+            for name, values in own.by_name.items():
+                separations.setdefault(name, []).append(class_separation(values, own.labels))
+        common: dict[str, dict[int, Tensor]] = {}
+        for own in self.probe.representations(federation, COMMON):
+            for name, values in own.by_name.items():
+                common.setdefault(name, {})[own.client] = values
+        found = {f"separation/{name}": _mean(values) for name, values in separations.items()}
+        for name, by_client in common.items():
+            matrix = pairwise_linear_cka(list(by_client.values())).numpy()
+            found[f"cka/{name}"] = _mean(matrix[~np.eye(len(matrix), dtype=bool)].tolist())
+            figure, _ = client_map(matrix, list(by_client), f"linear CKA of {name}, round {round + 1}", label="CKA")
+            self.recorder.figure(f"cka_matrix/{name}", figure, round)
+        self.recorder.scalars({name: value for name, value in found.items() if np.isfinite(value)}, round)
+
+
+def _mean(values: list[float]) -> float:
+    """Mean of the finite values; NaN if there is none."""
+    finite = [value for value in values if np.isfinite(value)]
+    return sum(finite) / len(finite) if finite else float("nan")

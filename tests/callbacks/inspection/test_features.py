@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 from pfl_lightning.callbacks import FeatureEmbedding
-from pfl_lightning.callbacks.inspection.embedding import Points, draw_points, thumbnails, tsne
+from pfl_lightning.callbacks.inspection.features import Points, draw_points, tsne
 from pfl_lightning.callbacks.inspection.figures import render
 from pfl_lightning.methods import DualFed, FedPer, LocalOnly
 
@@ -126,26 +126,6 @@ def test_points_are_coloured_by_class_and_by_client():
         for i in range(4):
             for j in range(4):
                 assert (color_of[i] == color_of[j]) == (values[i] == values[j])
-
-
-# ---------------------------------------------------------------------- the projector's files
-
-
-def test_thumbnails_are_scaled_one_by_one_and_square():
-    images = torch.zeros(5, 1, 2, 4)
-    for k in range(5):
-        images[k, 0] = torch.tensor([[0.0, 1.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0]]) * (k + 1) - 3
-    expected = torch.tensor([[0.0] * 4, [0.0, 1.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0] * 4])
-    torch.testing.assert_close(thumbnails(images), expected.expand(5, 3, 4, 4))
-
-
-def test_large_images_are_reduced():
-    assert thumbnails(torch.rand(2, 3, 100, 200)).shape == (2, 3, 64, 64)
-
-
-@pytest.mark.parametrize("shape", [(4, 6), (4, 2, 5, 5), (4, 3, 5)])
-def test_what_is_no_image_has_no_thumbnail(shape):
-    assert thumbnails(torch.randn(shape)) is None
 
 
 def test_names_of_classes_are_no_formulas_and_none_is_left_out():
