@@ -100,16 +100,8 @@ def _rows(federation: Federation, part: Part) -> str:
     """A row for each client, with what a user's module has logged."""
     scores, novel = _scores(federation)[part], set(federation.data.novel)
     logged = sorted({name for score in scores.values() for name in score.logged})
-    names = [
-        "client",
-        "novel",
-        "train_samples",
-        "rounds_trained",
-        f"{part}_samples",
-        f"{part}_accuracy",
-        f"{part}_loss",
-    ]
-    rows: list[list[Any]] = [[*names, *logged]]
+    names = ["client", "novel", "train_samples", "rounds_trained"]
+    rows: list[list[Any]] = [[*names, f"{part}_samples", f"{part}_accuracy", f"{part}_loss", *logged]]
     for client, score in scores.items():
         samples, rounds = len(federation.data.client_data(client).train), federation.rounds_trained[client]
         figures = (score.num_samples, score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))

@@ -65,7 +65,7 @@ class ResultsWriter(L.Callback):
     def _begin(self) -> None:
         self.chosen: dict[str, ChosenRound] = {}
         self.history: list[HistoryEntry] = []
-        self._counted: tuple[float, int, int] | None = (0.0, 0, 0)  # seconds and bytes of the rounds in the history
+        self._counted: tuple[float, int, int] = (0.0, 0, 0)  # seconds and bytes of the rounds in the history
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Note whether what a checkpoint has seen is to go on."""
@@ -106,7 +106,7 @@ class ResultsWriter(L.Callback):
         keep_lock(self.folder(trainer))  # before the round's checkpoint, which follows
         loop, round = loop_of(trainer), trainer.current_epoch + 1
         now = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
-        before, self._counted = self._counted or now, now
+        before, self._counted = self._counted, now
         seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
         loss = loop.loss if math.isfinite(loop.loss) else None
         entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation)
@@ -133,14 +133,11 @@ class ResultsWriter(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write; those of a run that goes on say that it is not finished."""
-        loop = loop_of(trainer)
-        if not loop.rounds:
-            self._begin()
-        elif self._counted is None:  # the checkpoint is of a version that did not count them by rounds
-            self._counted = (loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values()))
         self._playing, self._finished = True, False
-        if loop.rounds:  # a kill would leave the results of before, which may say otherwise
+        if loop_of(trainer).rounds:  # a kill would leave the results of before, which may say otherwise
             self.write(trainer, pl_module)
+        else:
+            self._begin()
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results, also where a finished run was resumed and there was nothing to train."""
@@ -266,8 +263,7 @@ class ResultsWriter(L.Callback):
     def _load(self, state_dict: dict[str, Any]) -> None:
         self.chosen = {name: ChosenRound(**entry) for name, entry in state_dict["chosen"].items()}
         self.history = [HistoryEntry(**entry) for entry in state_dict["history"]]
-        counted = state_dict["counted"]
-        self._counted = None if counted is None else tuple(counted)
+        self._counted = tuple(state_dict["counted"])
 
 
 def _is_out_of_time(trainer: L.Trainer) -> bool:

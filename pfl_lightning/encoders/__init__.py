@@ -19,14 +19,10 @@ from pfl_lightning.encoders.assignment import (
     RoundRobin,
     encoder_label,
 )
-from pfl_lightning.encoders.convolutional import DCPFLCNN, FedPACCNN, FedProtoCNN, SmallCNN
-from pfl_lightning.encoders.fedclassavg import SmallAlexNet
-from pfl_lightning.encoders.mlp import MLP
-from pfl_lightning.encoders.projector import WithProjector
+from pfl_lightning.encoders.convolutional import DCPFLCNN, FedPACCNN, FedProtoCNN, SmallAlexNet, SmallCNN
+from pfl_lightning.encoders.mlp import MLP, WithProjector
 from pfl_lightning.encoders.registry import (
-    EncoderDescription,
     build_encoder,
-    describe_encoders,
     encoder_class,
     encoder_names,
     num_parameters,
@@ -40,7 +36,6 @@ __all__ = [
     "ByClient",
     "ByShare",
     "EncoderAssignment",
-    "EncoderDescription",
     "EncoderFactory",
     "FedPACCNN",
     "FedProtoCNN",
@@ -52,7 +47,6 @@ __all__ = [
     "SmallCNN",
     "WithProjector",
     "build_encoder",
-    "describe_encoders",
     "encoder_class",
     "encoder_label",
     "encoder_names",

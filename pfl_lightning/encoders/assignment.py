@@ -93,7 +93,7 @@ class EncoderAssignment(ABC):
             For each client the index of its encoder in ``encoders``.
 
         Raises:
-            ValueError: If there are fewer than one client, or the assignment is for another number of clients.
+            ValueError: If the assignment is for another number of clients.
         """
 
 
@@ -113,7 +113,6 @@ class RoundRobin(EncoderAssignment):
 
     def assign(self, num_clients: int) -> list[int]:
         """Return 0, 1, ... and again from 0; see :meth:`EncoderAssignment.assign`."""
-        _check_num_clients(num_clients)
         return [client % len(self.encoders) for client in range(num_clients)]
 
 
@@ -156,7 +155,6 @@ class ByShare(EncoderAssignment):
 
     def assign(self, num_clients: int) -> list[int]:
         """Return each client's encoder, the one furthest behind its share; see :meth:`EncoderAssignment.assign`."""
-        _check_num_clients(num_clients)
         counts = self._counts(num_clients)
         assigned = [0] * len(counts)
         clients = []
@@ -203,7 +201,6 @@ class ByClient(EncoderAssignment):
 
     def assign(self, num_clients: int) -> list[int]:
         """Return the list that was given; see :meth:`EncoderAssignment.assign`."""
-        _check_num_clients(num_clients)
         if len(self.clients) != num_clients:
             raise ValueError(
                 f"ByClient lists encoders for {len(self.clients)} clients, the federation has {num_clients}; give one "
@@ -221,8 +218,3 @@ class ByClient(EncoderAssignment):
                 f"client {client} of ByClient: {encoder!r} is no index and no single name of the encoders {listed}"
             )
         return known[0]
-
-
-def _check_num_clients(num_clients: int) -> None:
-    if num_clients < 1:
-        raise ValueError(f"encoders are assigned to at least one client, got num_clients={num_clients}")

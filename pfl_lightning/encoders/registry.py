@@ -1,14 +1,12 @@
-"""Registry of encoders by name, and their descriptions for tables."""
+"""Registry of encoders by name."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from pfl_lightning.names import did_you_mean, stands_for
@@ -16,15 +14,8 @@ from pfl_lightning.names import did_you_mean, stands_for
 EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Entry of the registry: a class and the options that belong to the name."""
-
-    encoder: type[nn.Module]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-_ENCODERS: dict[str, _Entry] = {}
+_ENCODERS: dict[str, tuple[type[nn.Module], Mapping[str, Any]]] = {}
+"""Classes by name, with the options that belong to the name."""
 
 
 def register(name: str, **options: Any) -> Callable[[EncoderClass], EncoderClass]:
@@ -60,12 +51,12 @@ def register(name: str, **options: Any) -> Callable[[EncoderClass], EncoderClass
     """
 
     def decorate(encoder: EncoderClass) -> EncoderClass:
-        known = _ENCODERS.get(name)
+        known, _ = _ENCODERS.get(name, (encoder, {}))
         # A class that is defined again in a reloaded module replaces the old one.
-        if known is not None and _path(known.encoder) != _path(encoder):
-            raise ValueError(f"encoder name {name!r} is taken by {known.encoder.__qualname__}: choose another name")
+        if (known.__module__, known.__qualname__) != (encoder.__module__, encoder.__qualname__):
+            raise ValueError(f"encoder name {name!r} is taken by {known.__qualname__}: choose another name")
         _check_options(name, encoder, options)
-        _ENCODERS[name] = _Entry(encoder, options)
+        _ENCODERS[name] = encoder, options
         return encoder
 
     return decorate
@@ -102,9 +93,9 @@ def build_encoder(name: str, input_shape: Sequence[int], **options: Any) -> nn.M
         >>> encoder(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 16])
     """
-    entry = _find(name)
-    _check_options(name, entry.encoder, options)
-    encoder = entry.encoder(input_shape=tuple(input_shape), **{**entry.options, **options})
+    made, own = _find(name)
+    _check_options(name, made, options)
+    encoder = made(input_shape=tuple(input_shape), **{**own, **options})
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise TypeError(f"encoder {name!r} must set an integer attribute `out_features` in its constructor")
     return encoder
@@ -123,31 +114,27 @@ def encoder_class(name: str) -> type[nn.Module]:
         >>> encoder_class("dcpfl_cnn3").__name__, encoder_class("pfl_lightning.encoders.mlp.MLP").__name__
         ('DCPFLCNN', 'MLP')
     """
-    return _find(name).encoder
+    return _find(name)[0]
 
 
-def _find(name: str) -> _Entry:
+def _find(name: str) -> tuple[type[nn.Module], Mapping[str, Any]]:
     if any(mark in name for mark in "[]{},"):
         raise ValueError(
             f"{name!r} is no name of an encoder; a list of encoders is written as [name, name], one with arguments as "
             "{class_path: package.Class, init_args: {...}}, and both may be mixed"
         )
-    found = _imported(name) if "." in name else None
-    entry = _ENCODERS.get(name) if found is None else _Entry(found)
-    if entry is None:
+    if "." in name:
+        return _imported(name), {}
+    if name not in _ENCODERS:
         raise ValueError(
             f"unknown encoder {name!r}{did_you_mean(name, _ENCODERS)}; known: {', '.join(encoder_names())}; "
             "or an import path such as package.module.Class"
         )
-    return entry
-
-
-def _path(encoder: type[nn.Module]) -> tuple[str, str]:
-    return encoder.__module__, encoder.__qualname__
+    return _ENCODERS[name]
 
 
 def _imported(path: str) -> Any:
-    """Encoder that an import path names; ``None`` if there is none of this name. Nothing else is ever called."""
+    """Encoder that an import path names. Nothing else is ever called."""
     module, _, name = path.rpartition(".")
     try:
         there = importlib.import_module(module)
@@ -177,28 +164,6 @@ def _check_options(name: str, encoder_class: type[nn.Module], options: Iterable[
             )
 
 
-# ---------------------------------------------------------------------- descriptions
-
-
-@dataclass(frozen=True)
-class EncoderDescription:
-    """A registered encoder for samples of one shape.
-
-    Attributes:
-        name: Registered name.
-        encoder: Name of the class.
-        out_features: Width of the features; None if the encoder does not accept such samples.
-        parameters: Number of parameters; None if the encoder does not accept such samples.
-        reason: Reason why the encoder does not accept such samples; None if it does.
-    """
-
-    name: str
-    encoder: str
-    out_features: int | None
-    parameters: int | None
-    reason: str | None = None
-
-
 def num_parameters(module: nn.Module) -> int:
     """Return the number of a module's parameters, trainable or not, without its buffers.
 
@@ -207,33 +172,3 @@ def num_parameters(module: nn.Module) -> int:
         22
     """
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def describe_encoders(input_shape: Sequence[int]) -> list[EncoderDescription]:
-    """Describe all registered encoders.
-
-    They are built without memory for their parameters (on torch's meta device), so large ones cost nothing.
-
-    Args:
-        input_shape: Shape of one sample, for instance (channels, height, width).
-
-    Returns:
-        One description per name, sorted by name.
-
-    Example:
-        >>> [one.parameters for one in describe_encoders((3, 32, 32)) if one.name.startswith("dcpfl_cnn")]
-        [2616548, 1810132, 1315548, 1055348, 665048]
-    """
-    return [_describe(name, input_shape) for name in encoder_names()]
-
-
-def _describe(name: str, input_shape: Sequence[int]) -> EncoderDescription:
-    kind = encoder_class(name).__name__
-    try:
-        with torch.device("meta"):
-            encoder = build_encoder(name, input_shape)
-    except (ValueError, TypeError) as error:  # a user-defined encoder may raise; the others are described
-        return EncoderDescription(name, kind, None, None, str(error))
-    width = encoder.out_features
-    assert isinstance(width, int)  # build_encoder checks it
-    return EncoderDescription(name, kind, width, num_parameters(encoder))

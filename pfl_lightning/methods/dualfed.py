@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, Phase
-from pfl_lightning.encoders.projector import make_projector
+from pfl_lightning.encoders.mlp import make_projector
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import supervised_contrastive_loss
 from pfl_lightning.options import EvaluationOptions, Unpack

@@ -51,17 +51,37 @@ class RunLock:
     def __init__(self, folder: str | Path) -> None:
         self._path = Path(folder) / LOCK_NAME
         self._descriptor: Any = None  # of the open file, a number
-        self._acquire()
+        self.keep()
         HELD.add(self)
 
-    def _acquire(self) -> None:
+    def keep(self) -> None:
+        """Lock the folder; again if it, or the file, was removed meanwhile.
+
+        Raises:
+            RunLockedError: Another process has locked it.
+        """
+        if self._is_current():
+            return
         while not self._is_current():  # whoever held the file may have removed it in between
             self.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = self._open()
-            if reason := self._cannot_lock():
+            try:
+                if fcntl is None:
+                    raise OSError("this system has no flock")
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
+                self.close()
+                raise RunLockedError(
+                    f"the run {self._path.parent} is being trained by {holder}: wait until it ends, or stop it, before "
+                    "you go on with it, or let this one write to another folder (pfl fit without --ckpt_path does)"
+                ) from error
+            except OSError as error:  # of a file system without locks
                 self.release()
                 warnings.warn(
-                    f"{self._path.parent} cannot be locked ({reason}): see that no other process trains the same run",
+                    f"{self._path.parent} cannot be locked ({error.strerror or error}): see that no other process "
+                    "trains the same run",
                     stacklevel=4,
                 )
                 return
@@ -71,33 +91,6 @@ class RunLock:
         except OSError:  # a full disk
             self.release()
             raise
-
-    def _cannot_lock(self) -> str:
-        """Lock the open file; the reason where the file system has no locks."""
-        if fcntl is None:
-            return "this system has no flock"
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
-            self.close()
-            raise RunLockedError(
-                f"the run {self._path.parent} is being trained by {holder}: wait until it ends, or stop it, before you "
-                "go on with it, or let this one write to another folder (pfl fit without --ckpt_path does)"
-            ) from error
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
-
-    def keep(self) -> None:
-        """Lock the folder again if it, or the file, was removed meanwhile.
-
-        Raises:
-            RunLockedError: Another process has locked it since.
-        """
-        if self._descriptor is not None and not self._is_current():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._acquire()
 
     def _open(self) -> int:
         """Descriptor of the file, which is overwritten; never that of a file elsewhere to which it leads."""
@@ -163,18 +156,17 @@ def wait_for_lock(folder: str | Path) -> RunLock:
 
 def is_locked_here(folder: str | Path) -> bool:
     """Whether this process itself holds the lock of a folder."""
-    return any(lock.is_held for lock in _locks(folder))
+    return bool(_held(folder))
 
 
 def keep_lock(folder: str | Path) -> None:
     """See that this process still has the lock of a folder, if it has locked it; see :meth:`RunLock.keep`."""
-    for lock in _locks(folder):
+    for lock in _held(folder):
         lock.keep()
 
 
-def _locks(folder: str | Path) -> list[RunLock]:
-    path = Path(folder).resolve() / LOCK_NAME
-    return [lock for lock in HELD if lock._path.parent.resolve() / LOCK_NAME == path]
+def _held(folder: str | Path) -> list[RunLock]:
+    return [lock for lock in HELD if lock.is_held and lock._path.parent.resolve() == Path(folder).resolve()]
 
 
 def _forget_in_child() -> None:

@@ -67,7 +67,6 @@ def test_by_client():
         (lambda: RoundRobin("mlp"), TypeError, r"needs a list of encoders, got 'mlp': write \['mlp'\]"),
         (lambda: RoundRobin(["mpl"]), ValueError, "unknown encoder 'mpl'; did you mean 'mlp'"),
         (lambda: RoundRobin(["mlp", 3]), TypeError, "encoder 1 of RoundRobin must be a registered name or a callable"),
-        (lambda: RoundRobin(["mlp"]).assign(0), ValueError, "at least one client, got num_clients=0"),
         (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "one share per encoder: 1 encoders, 2 shares"),
         (lambda: ByShare(["mlp", "small_cnn"], [1.0, 0.0]), ValueError, "encoder small_cnn must be above 0, got 0"),
         (lambda: ByShare(["mlp", "mlp"], [1.5, -0.5]), ValueError, "must be above 0, got -0.5"),

@@ -159,3 +159,22 @@ def test_buildable_by_class_path(path, options):
     encoder = instantiate(parsed).encoder
     assert type(encoder).__name__ == path
     assert encoder(torch.randn(2, *options["input_shape"])).shape == (2, encoder.out_features)
+
+
+def test_a_name_with_options(monkeypatch):
+    monkeypatch.setattr(registry, "_ENCODERS", dict(registry._ENCODERS))
+
+    def decorate(**options):
+        @register("thin", **options)
+        class Thin(nn.Module):
+            def __init__(self, input_shape, width=3):
+                super().__init__()
+                self.out_features = width
+
+        return Thin
+
+    decorate(width=5)
+    assert build_encoder("thin", (4,)).out_features == 5
+    assert build_encoder("thin", (4,), width=6).out_features == 6
+    with pytest.raises(TypeError, match="has no option 'wdth'; did you mean 'width'"):
+        decorate(wdth=5)

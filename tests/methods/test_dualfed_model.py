@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine
-from pfl_lightning.encoders.projector import make_projector
+from pfl_lightning.encoders.mlp import make_projector
 from pfl_lightning.methods import DualFed
 
 PARTS = ("encoder", "projector", "head", "global_head")
