@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
@@ -17,23 +16,6 @@ from pfl_lightning.metrics import summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class TrafficPoint:
-    """Communication cost and accuracy of a run after a round.
-
-    Attributes:
-        round: The round, from 0.
-        up: Bytes from clients to server so far.
-        down: Bytes from server to clients so far.
-        accuracy: Mean test accuracy over the clients; ``None`` for a round without evaluation.
-    """
-
-    round: int
-    up: int
-    down: int
-    accuracy: float | None
 
 
 class Communication(InspectionCallback):
@@ -58,7 +40,7 @@ class Communication(InspectionCallback):
 
     def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
         super().__init__(every_n_rounds, dirpath)
-        self.history: list[TrafficPoint] = []
+        self.history: list[dict[str, Any]] = []  # round, bytes up and down so far, mean accuracy or None
         self._loaded = False
 
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
@@ -78,21 +60,20 @@ class Communication(InspectionCallback):
 
     def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the totals."""
-        if not self.history or self.history[-1].round != round:
+        if not self.history or self.history[-1]["round"] != round:
             self._note(trainer, round, None)
-        point = self.history[-1]
-        values = {"bytes/up": point.up, "bytes/down": point.down, "bytes/total": point.up + point.down}
-        self.recorder.scalars({name: float(value) for name, value in values.items()}, round)
+        up, down = float(self.history[-1]["up"]), float(self.history[-1]["down"])
+        self.recorder.scalars({"bytes/up": up, "bytes/down": down, "bytes/total": up + down}, round)
 
     def _note(self, trainer: L.Trainer, round: int, accuracy: float | None) -> None:
         loop = loop_of(trainer)
         up, down = sum(loop.traffic.up.values()), sum(loop.traffic.down.values())
-        self.history = [point for point in self.history if point.round < round]
-        self.history.append(TrafficPoint(round, up, down, accuracy))
+        self.history = [point for point in self.history if point["round"] < round]
+        self.history.append({"round": round, "up": up, "down": down, "accuracy": accuracy})
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw accuracy against bytes, once there is any."""
-        if any(point.accuracy is not None for point in self.history):
+        if any(point["accuracy"] is not None for point in self.history):
             neighbors = federation.clients.models[0].uses_knn_evaluation()
             score = "nearest-neighbor score" if neighbors else "accuracy"
             figure = draw_accuracy_by_bytes(self.history, federation.method_name, score)
@@ -100,22 +81,19 @@ class Communication(InspectionCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """History for the checkpoint."""
-        return {"history": [asdict(point) for point in self.history]}
+        return {"history": [dict(point) for point in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the history from a checkpoint."""
-        self.history, self._loaded = [TrafficPoint(**point) for point in state_dict["history"]], True
+        self.history, self._loaded = list(state_dict["history"]), True
 
 
-def draw_accuracy_by_bytes(history: list[TrafficPoint], name: str, score: str = "accuracy") -> Figure:
+def draw_accuracy_by_bytes(history: list[dict[str, Any]], name: str, score: str = "accuracy") -> Figure:
     """Plot of the accuracy, or of another score, against the bytes up, down and in total."""
-    points = [point for point in history if point.accuracy is not None]
-    accuracy = [100 * float(point.accuracy or 0) for point in points]
-    sizes = {
-        "up": [point.up for point in points],
-        "down": [point.down for point in points],
-        "up and down": [point.up + point.down for point in points],
-    }
+    points = [point for point in history if point["accuracy"] is not None]
+    accuracy = [100 * point["accuracy"] for point in points]
+    sizes = {way: [point[way] for point in points] for way in ("up", "down")}
+    sizes["up and down"] = [point["up"] + point["down"] for point in points]
     largest = max(max(sizes["up and down"]), 1)
     power = min(int(np.log10(largest)) // 3, 4)
     figure = new_figure(6, 4)

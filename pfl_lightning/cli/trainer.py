@@ -24,7 +24,7 @@ from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.own_models import export_clients
 from pfl_lightning.federation.preemption import slurm_job
 from pfl_lightning.phases import Personalization
-from pfl_lightning.runs.changes import DATA, Change, in_words, record_changes
+from pfl_lightning.runs.changes import DATA, Change, listed_some, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.folder import RunFolder, of_a_run
 from pfl_lightning.state.best_round import BestRound, LastRound
@@ -154,7 +154,7 @@ class SaveConfig(SaveConfigCallback):
         if before:
             found = record_changes(self.folder, path, before, _loop(trainer).rounds + 1, _other_data(pl_module))
             if found:
-                print(f"{self.folder} goes on with other options (see changes.json): {in_words(found)}")
+                print(f"{self.folder} goes on with other options (see changes.json): {listed_some(found)}")
         if self.slurm is not None:
             self.slurm.record(self.folder)
 

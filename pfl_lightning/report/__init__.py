@@ -5,7 +5,7 @@
 ``grouping``                             which runs belong together, and what their rows are called
 ``significance``                         paired tests, and the ranking of methods over settings
 ``tables``, ``notes``, ``curves``        tables as texts, and their columns; the sentences below them; pictures
-``formats``, ``page``                    Markdown, LaTeX, HTML, CSV and the terminal; the HTML page
+``formats``, ``page``                    Markdown, LaTeX, CSV and the terminal; the HTML page
 ``writing``                              all of it as files, and the table on a terminal
 =======================================  ==========================================================================
 """

@@ -1,4 +1,4 @@
-"""Learning curves with bands over seeds, and the clients' accuracies."""
+"""Learning curves with bands over seeds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks, learning_curve
-from pfl_lightning.runs.results import FIGURES
+from pfl_lightning.report.rows import MeasuredRow, blocks, learning_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,14 +16,13 @@ if TYPE_CHECKING:
 NAMES = {"classifier": "test accuracy", "nearest_neighbor": "nearest-neighbor test accuracy"}
 
 
-def draw_curves(rows: Sequence[MeasuredRow], settings: ReportSettings) -> Figure | None:
-    """A line of panels for each setting and score: accuracy by rounds and by megabytes, and that of the clients.
+def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
+    """A line of panels for each setting and score: accuracy by rounds and by megabytes.
 
     Bands are one standard deviation over seeds. Scores of different kinds never share a panel.
 
     Args:
         rows: The rows of all settings.
-        settings: What the report shows.
 
     Returns:
         The figure; ``None`` where no run has accuracies.
@@ -34,40 +32,26 @@ def draw_curves(rows: Sequence[MeasuredRow], settings: ReportSettings) -> Figure
     lines = []
     for setting, some in blocks(rows).items():
         for score in NAMES:
-            drawn = [row for row in some if row.runs and row.score("test") == score and _has_curve(row)]
-            boxes = [
-                row for row in some if row.runs and row.score(settings.figure) == score and _clients(row, settings)
-            ]
-            if drawn or boxes:
-                lines.append((setting, score, drawn, boxes))
+            drawn = [row for row in some if row.runs and row.score("test") == score and learning_curve(row.runs)]
+            lines += [(setting, score, drawn)] if drawn else []
     if not lines:
         return None
-    with_bytes = any(_knows_bytes(row) for _, _, drawn, _ in lines for row in drawn)
-    widths = [3, 3, 2] if with_bytes else [3, 2]
-    figure = Figure(figsize=(2 * sum(widths), 3.8 * len(lines)), layout="constrained")
-    axes = figure.subplots(len(lines), len(widths), width_ratios=widths, squeeze=False)
-    labels = dict.fromkeys(row.label for _, _, drawn, _ in lines for row in drawn)
+    columns = 2 if any(_knows_bytes(row) for _, _, drawn in lines for row in drawn) else 1
+    figure = Figure(figsize=(6 * columns, 3.8 * len(lines)), layout="constrained")
+    axes = figure.subplots(len(lines), columns, squeeze=False)
+    labels = dict.fromkeys(row.label for _, _, drawn in lines for row in drawn)
     colors = {label: f"C{number}" for number, label in enumerate(labels)}  # a method has one color everywhere
-    for (setting, score, drawn, boxes), panels in zip(lines, axes, strict=True):
+    for (setting, score, drawn), panels in zip(lines, axes, strict=True):
         _draw_curves(panels[0], drawn, colors, by_bytes=False)
         panels[0].set(xlabel="round", ylabel=f"{NAMES[score]}, mean, %", title=_plain(setting))
-        if with_bytes:
+        if columns == 2:
             _draw_curves(panels[1], [row for row in drawn if _knows_bytes(row)], colors, by_bytes=True)
             panels[1].set(xlabel="MB up and down, all clients", ylabel=f"{NAMES[score]}, mean, %")
-        _draw_clients(panels[-1], boxes, settings, score)
     return figure
-
-
-def _has_curve(row: MeasuredRow) -> bool:
-    return len(learning_curve(row.runs)) > 0
 
 
 def _knows_bytes(row: MeasuredRow) -> bool:
     return not any(math.isnan(size) for _, size, _, _ in learning_curve(row.runs))
-
-
-def _clients(row: MeasuredRow, settings: ReportSettings) -> list[float]:
-    return [100 * value for run in row.runs for value in run.evaluation(settings.figure).clients.values()]
 
 
 def _draw_curves(panel: Axes, rows: Sequence[MeasuredRow], colors: Mapping[str, str], by_bytes: bool) -> None:
@@ -82,18 +66,6 @@ def _draw_curves(panel: Axes, rows: Sequence[MeasuredRow], colors: Mapping[str, 
     if rows:
         panel.legend(loc="lower right", fontsize="small")
     panel.grid(alpha=0.3)
-
-
-def _draw_clients(panel: Axes, rows: Sequence[MeasuredRow], settings: ReportSettings, score: str) -> None:
-    if not rows:
-        panel.set_visible(False)
-        return
-    panel.boxplot([_clients(row, settings) for row in rows], whis=(0, 100))
-    panel.set_xticks(range(1, len(rows) + 1), [_plain(row.label) for row in rows], rotation=20, ha="right")
-    kind = NAMES[score].removesuffix("test accuracy")
-    choice = settings.choice.replace("_", " ")
-    panel.set(ylabel=f"{kind}{FIGURES[settings.figure]}\nof a client, {choice} round, %")
-    panel.grid(alpha=0.3, axis="y")
 
 
 def _plain(label: str) -> str:

@@ -1,8 +1,7 @@
-"""Tables as Markdown, LaTeX, HTML and CSV, and on a terminal."""
+"""Tables as Markdown, LaTeX and CSV, and on a terminal."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
 import textwrap
@@ -110,19 +109,6 @@ def _latex_cell(cell: Cell) -> str:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"[-+\d.,± ]+", text) is not None
-
-
-def html_table(table: TextTable) -> str:
-    """The table as an element of a page."""
-    title = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
-    body = "\n".join(f"<tr>{''.join(map(_html_cell, line))}</tr>" for line in table.lines)
-    return f"<table>{title}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
-
-
-def _html_cell(cell: Cell) -> str:
-    text = html.escape(cell.text)
-    return f"<td><b>{text}</b></td>" if cell.best else f"<td>{text}</td>"
 
 
 def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:

@@ -9,10 +9,8 @@ from pfl_lightning.report.grouping import data_options
 from pfl_lightning.report.rows import MeasuredRow, ReportSettings
 from pfl_lightning.report.significance import CAVEAT, PairedTests, Ranking
 from pfl_lightning.report.tables import Column
+from pfl_lightning.runs.changes import listed_some
 from pfl_lightning.runs.results import FIGURES
-
-SHOWN = 6
-"""Runs that a sentence names of many."""
 
 FAIRNESS = (
     "Std over clients is that of all clients of a run (divided by their number), the worst decile the mean of the "
@@ -96,53 +94,42 @@ def data_note(rows: Sequence[MeasuredRow]) -> str:
             same = repr((row.setting, run.data.name, sorted(data_options(run).items(), key=str), run.data_seeds))
             if run.data.fingerprint:
                 groups.setdefault(same, {}).setdefault(run.data.fingerprint, []).append(f"{row.name}, seed {run.seed}")
-    said = [
-        f"fingerprint {fingerprint.rpartition(':')[2][:8]} ({_some(names)})"
-        for group in groups.values()
-        if len(group) > 1
-        for fingerprint, names in group.items()
-    ]
-    if not said:
-        return ""
+    mixed = [(mark, names) for group in groups.values() if len(group) > 1 for mark, names in group.items()]
+    listed = ", ".join(f"fingerprint {mark.rpartition(':')[2][:8]} ({listed_some(names)})" for mark, names in mixed)
     return (
         "Not all runs of a table are of the same data, though their options are, so that means and tests mix data "
-        f"sets: {', '.join(said)}. Move the folders of those of the wrong data away, and run them again."
+        f"sets: {listed}. Move the folders of those of the wrong data away, and run them again."
+        if mixed
+        else ""
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of many names, and how many more there are."""
-    more = f"; and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return "; ".join(names[:SHOWN]) + more
 
 
 def _round_note(rows: Sequence[MeasuredRow], figure: str) -> str:
     """Runs whose headline is not of their last round, though nothing else says so; empty where there are none."""
-    said: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for row in rows:
         for run in row.runs:
-            round = run.evaluation(figure).round
-            if round is not None and round != run.rounds:
-                said.setdefault(row.name, []).append(f"round {round} of {run.rounds}")
-    listed = [f"{of}: {', '.join(dict.fromkeys(rounds))}" for of, rounds in said.items()]
-    return f"Not of the last round: {'; '.join(listed)}." if listed else ""
+            if run.evaluation(figure).round not in (None, run.rounds):
+                found.setdefault(row.name, {})[f"round {run.evaluation(figure).round} of {run.rounds}"] = None
+    listed = "; ".join(f"{name}: {', '.join(rounds)}" for name, rounds in found.items())
+    return f"Not of the last round: {listed}." if found else ""
 
 
 def _idle_note(rows: Sequence[MeasuredRow], figure: str) -> str:
     """Runs of which clients never trained, which says little of the method; empty where there are none."""
-    said = [
+    found = [
         f"{row.name}, seed {run.seed}: " + idle_clients(run.never_trained, run.evaluation(figure).clients)
         for row in rows
         for run in row.runs
         if run.never_trained and figure != "personalized_novel"
     ]
-    return f"Clients that no round drew, or whose updates were left out: {_some(said)}." if said else ""
+    return f"Clients that no round drew, or whose updates were left out: {listed_some(found)}." if found else ""
 
 
 def without_note(rows: Sequence[MeasuredRow], settings: ReportSettings) -> str:
     """Finished runs without the headline's results; empty where there are none."""
-    said = [f"{row.name}: {row.without}" for row in rows if row.without]
-    return f"Finished runs that have no {headline(settings)} are left out ({'; '.join(said)})." if said else ""
+    listed = "; ".join(f"{row.name}: {row.without}" for row in rows if row.without)
+    return f"Finished runs that have no {headline(settings)} are left out ({listed})." if listed else ""
 
 
 def search_note(rows: Sequence[MeasuredRow]) -> str:
@@ -150,15 +137,14 @@ def search_note(rows: Sequence[MeasuredRow]) -> str:
     trials: dict[int, list[str]] = {}
     for label, number in dict.fromkeys((row.label, row.trials or 0) for row in rows):
         trials.setdefault(number, []).append(label)
-    given = trials.pop(0, [])
-    if not trials:
-        return ""
-    said = "; ".join(f"{_listed(labels)}: {number} trials" for number, labels in sorted(trials.items()))
-    found = f"Options were chosen by a search on validation parts, in each setting apart ({said})."
-    if given:
-        found += f" Not so those of {_listed(given)}: each has the one setting that the study gives it, so that the "
-        found += "comparison favors the rows that were searched."
-    return found
+    fixed = trials.pop(0, [])
+    searched = "; ".join(f"{_listed(labels)}: {number} trials" for number, labels in sorted(trials.items()))
+    rest = (
+        f" Not so those of {_listed(fixed)}: each has the one setting that the study gives it, so that the comparison "
+        "favors the rows that were searched."
+    )
+    found = f"Options were chosen by a search on validation parts, in each setting apart ({searched})."
+    return (found + rest if fixed else found) if trials else ""
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -168,24 +154,18 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _reference_note(reference: str, tests: Mapping[str, Sequence[PairedTests]]) -> str:
     """The rows that take the place of the reference that was asked for; empty where none does."""
-    others = [
-        f"{other}{f' in {setting}' if setting else ''}"
-        for setting, some in tests.items()
-        for other in dict.fromkeys(test.reference for test in some if test.reference != reference)
-    ]
-    if not reference or not others:
-        return ""
+    pairs = dict.fromkeys((setting, test.reference) for setting, some in tests.items() for test in some)
+    others = [f"{other} in {setting}" if setting else other for setting, other in pairs if other != reference]
     return (
         f"The reference {reference} has no results of the kind that is compared in some tables; the best row takes its "
         f"place there: {'; '.join(others)}."
+        if reference and others
+        else ""
     )
 
 
 def _ranking_note(rows: Sequence[MeasuredRow], ranking: Ranking | None) -> str:
     """The methods that the ranking over settings leaves out; empty where it has all, or there is none."""
-    found = () if ranking is None else dict.fromkeys(row.label for row in rows if row.label not in ranking.labels)
-    if not found:
-        return ""
-    return (
-        f"Left out of the ranking, which is of methods with scores of one kind in every setting: {_listed([*found])}."
-    )
+    found = [] if ranking is None else list(dict.fromkeys(row.label for row in rows if row.label not in ranking.labels))
+    what = "Left out of the ranking, which is of methods with scores of one kind in every setting"
+    return f"{what}: {_listed(found)}." if found else ""

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from pfl_lightning.report.formats import html_table
-from pfl_lightning.report.rows import MeasuredRow, blocks
-from pfl_lightning.report.tables import TextTable, texts
-from pfl_lightning.runs.config import show
+from pfl_lightning.report.rows import MeasuredRow
+from pfl_lightning.report.tables import Cell, TextTable, texts
 from pfl_lightning.runs.results import FinishedRun
 
 if TYPE_CHECKING:
@@ -62,11 +60,8 @@ def html_page(
     ]
     if figure is not None:
         parts.append(f'<h2>Curves</h2>\n<img alt="Learning curves" src="data:image/svg+xml;base64,{_svg(figure)}">')
-    parts.append("<h2>Settings</h2>")
-    for setting, some in blocks(rows).items():
-        parts.append(f"<h3>{escape(setting)}</h3>" if setting else "")
-        parts += [_options(some), *map(_runs, some)]
-    return "\n".join([*filter(None, parts), "</body>\n</html>\n"])
+    parts += ["<h2>Settings</h2>", *(_runs(row) for row in rows if row.runs), "</body>\n</html>\n"]
+    return "\n".join(parts)
 
 
 def _svg(figure: Figure) -> str:
@@ -78,36 +73,15 @@ def _svg(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _options(rows: Sequence[MeasuredRow]) -> str:
-    """Options in which the rows of a block differ, and those that all share."""
-    found = [row for row in rows if row.runs]
-    options = [row.runs[0].options for row in found]
-    lines = [
-        [path, *(show(one[path]) if path in one else "" for one in options)]
-        for path in dict.fromkeys(path for one in options for path in one)
-    ]
-    apart = [line for line in lines if len({*line[1:]}) > 1]
-    common = "\n".join(f"{line[0]}: {line[1]}" for line in lines if line not in apart)
-    table = texts("What differs", ("option", *(row.label for row in found)), apart)
-    return (html_table(table) if apart else "") + (_details("What all share", _pre(common)) if common else "")
-
-
-def _details(summary: str, content: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
-
-
-def _pre(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
-
-
 def _runs(row: MeasuredRow) -> str:
-    """The runs of a row: folders, seeds, versions and the first one's config."""
-    if not row.runs:
-        return ""
-    headings = ("folder", "seed", "rounds", "data", "partition", "versions")
-    table = texts("", headings, map(_facts, row.runs))
-    number = f"{len(row.runs)} run{'s' if len(row.runs) > 1 else ''}"
-    return _details(f"{row.label}: {number}", html_table(table) + _config(row.runs[0]))
+    """The runs of a row: folders, seeds, versions and the first one's config, or what is known of it."""
+    first = row.runs[0]
+    config = json.dumps(first.config or first.options, indent=2, default=str)
+    table = texts(
+        f"{len(row.runs)} runs", ("folder", "seed", "rounds", "data", "partition", "versions"), map(_facts, row.runs)
+    )
+    parts = f"{html_table(table)}<p>Config of {escape(str(first.path))}:</p><pre>{escape(config)}</pre>"
+    return f"<details><summary>{escape(row.name)}</summary>{parts}</details>"
 
 
 def _facts(run: FinishedRun) -> list[str]:
@@ -116,10 +90,14 @@ def _facts(run: FinishedRun) -> list[str]:
     return [str(run.path), str(run.seed), str(run.rounds), *sources, versions]
 
 
-def _config(run: FinishedRun) -> str:
-    if not run.config:
-        return ""
-    import yaml
+def html_table(table: TextTable) -> str:
+    """The table as an element of a page."""
+    title = f"<caption>{escape(table.title)}</caption>" if table.title else ""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
+    body = "\n".join(f"<tr>{''.join(map(_cell, line))}</tr>" for line in table.lines)
+    return f"<table>{title}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
 
-    text = yaml.safe_dump(json.loads(json.dumps(run.config, default=str)), sort_keys=False)
-    return _details(f"config of {run.path}", _pre(text))
+
+def _cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    return f"<td><b>{text}</b></td>" if cell.best else f"<td>{text}</td>"

@@ -131,7 +131,7 @@ class Report:
     @cached_property
     def figure(self) -> Figure | None:
         """The curves."""
-        return draw_curves(self.rows, self.settings)
+        return draw_curves(self.rows)
 
     def write(self, folder: Path, names: Mapping[str, str]) -> list[Path]:
         """Write the report.

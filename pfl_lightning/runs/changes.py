@@ -15,7 +15,6 @@ from pfl_lightning.runs.files import (
     CHANGES,
     CONFIG,
     damaged,
-    first_config,
     newest_config,
     read_config,
     read_json,
@@ -41,7 +40,7 @@ DATA = "data.fingerprint"
 """What a resumption on other data has changed beside options."""
 
 SHOWN = 6
-"""Options that a sentence names; the file has all."""
+"""Changes that a sentence names; the file has all."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def distance(run: Path, config: Mapping[str, Any]) -> Distance:
     The nearer one counts of the config that the run began with and the one that it was resumed with last.
     """
     found: list[Distance] = []
-    for path in {first_config(run), newest_config(run)}:
+    for path in {run / CONFIG, newest_config(run)}:
         saved = read_config(path)
         changes = diff(saved, config, OF_RUNS)
         what = [change.option for change in changes if not change.of_execution]
@@ -148,7 +147,7 @@ def check_seed(run: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: Names both seeds.
     """
-    before, now = (_seed(options) for options in (read_config(first_config(run)), config))
+    before, now = (_seed(options) for options in (read_config(run / CONFIG), config))
     if before is not None and now is not None and before != now:
         raise ConfigurationError(
             f"the run {run} has the seed {before}, and it is to go on with the seed {now}: a run has one seed. Give "
@@ -187,18 +186,18 @@ def record_changes(
     return found
 
 
-def in_words(found: list[Change]) -> str:
-    """Changes in a sentence."""
+def listed_some(found: Sequence[object]) -> str:
+    """The first of many changes, or of others, for a sentence, and how many more there are."""
     more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return "; ".join(map(str, found[:SHOWN])) + more
 
 
 def _entries(run: Path) -> list[Any]:
     """What ``changes.json`` has: an entry for each resumption with other options."""
-    path, what = run / CHANGES, "what it was resumed with"
-    found = read_json(path, what) if path.is_file() else []
+    path = run / CHANGES
+    found = read_json(path) if path.is_file() else []
     if not isinstance(found, list):
-        raise damaged(path, "it has no list", what)
+        raise damaged(path, "it has no list")
     return found
 
 

@@ -44,14 +44,9 @@ def last_checkpoint(run: Path) -> Path:
     return run / "checkpoints" / "last.ckpt"
 
 
-def first_config(run: Path) -> Path:
-    """The config that a run began with."""
-    return run / CONFIG
-
-
 def newest_config(run: Path) -> Path:
     """The config that a run was resumed with last, or else that it began with."""
-    return [first_config(run), *resumed_configs(run)][-1]
+    return [run / CONFIG, *resumed_configs(run)][-1]
 
 
 def resumed_configs(run: Path) -> list[Path]:
@@ -79,12 +74,9 @@ def read_config(path: Path, *, strict: bool = False) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        if not strict:
-            return {}
-        raise ConfigurationError(
-            f"{path} is not valid YAML ({type(error).__name__}: {error}); leave the run out, repair the file, or "
-            "remove it: the run is then read without its options"
-        ) from error
+        if strict:
+            raise damaged(path, error) from error
+        return {}
     return found if isinstance(found, dict) else {}
 
 
@@ -95,12 +87,8 @@ def _parsed(path: Path, changed: int) -> tuple[Any, str]:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), text[-1:]
 
 
-def read_json(path: Path, without: str = "") -> Any:
+def read_json(path: Path) -> Any:
     """The content of a file in JSON.
-
-    Args:
-        path: The file.
-        without: See :func:`damaged`.
 
     Raises:
         ConfigurationError: It is cut, or no JSON.
@@ -108,17 +96,18 @@ def read_json(path: Path, without: str = "") -> Any:
     try:
         return json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        raise damaged(path, error, without) from error
+        raise damaged(path, error) from error
 
 
-def damaged(path: Path, why: object, without: str = "") -> ConfigurationError:
-    """What is said of a file that no run of this package leaves so.
+def damaged(path: Path, why: object) -> ConfigurationError:
+    """What is told of a file that no run of this package leaves so.
 
     Args:
         path: The file.
         why: An error, or what is wrong in words.
-        without: What the run is read without if the file is removed; empty for a file that a run must have.
     """
     reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    rest = f"repair the file, or remove it: the run is then read without {without}" if without else "or run it again"
-    return ConfigurationError(f"{path} is not what a run of this package leaves ({reason}); leave the run out, {rest}")
+    return ConfigurationError(
+        f"{path} is not what a run of this package leaves ({reason}); leave the run out, repair the file, or remove "
+        "it: what it says of the run is then missing"
+    )

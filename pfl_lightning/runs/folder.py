@@ -13,7 +13,7 @@ from typing import Any
 
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.names import did_you_mean
-from pfl_lightning.runs.changes import NEAREST, OF_RUNS, check_seed, diff, distance, evaluated_otherwise, in_words
+from pfl_lightning.runs.changes import NEAREST, OF_RUNS, check_seed, diff, distance, evaluated_otherwise, listed_some
 from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_full_disk, explain_output
@@ -94,7 +94,7 @@ class RunFolder:
         core, trainer, _ = apart[version]
         others = [other for other in versions if other != version and (core or apart[other][0] == core)]
         if config is not None and (core or trainer) and others:
-            different = in_words(diff(read_config(newest_config(version)), config, OF_RUNS))
+            different = listed_some(diff(read_config(newest_config(version)), config, OF_RUNS))
             warnings.warn(
                 f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
                 f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",
@@ -214,7 +214,7 @@ def chosen_checkpoint(
     elif origin is not None and (other := evaluated_otherwise(origin, options)):
         warnings.warn(
             f"{checkpoint} is of {origin}, whose config has other options than this command, which count here: "
-            f"{in_words(other)}. --config {newest_config(origin)} has the run's",
+            f"{listed_some(other)}. --config {newest_config(origin)} has the run's",
             stacklevel=2,
         )
     if known is None and not goes_on and not elsewhere:

@@ -14,12 +14,12 @@ from pfl_lightning.runs.changes import resumed_rounds, resumed_with
 from pfl_lightning.runs.config import find_seeds, flatten, run_options
 from pfl_lightning.runs.files import (
     CLIENTS,
+    CONFIG,
     EVALUATIONS,
     PERSONALIZED,
     RESULTS,
     TEST,
     damaged,
-    first_config,
     read_config,
     read_json,
 )
@@ -117,7 +117,7 @@ def _check_format(path: Path, format: int) -> None:
 
 def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run: method, data and seeds; its options, with what a resumption has changed of them."""
-    config, method = read_config(first_config(folder), strict=True), str(content["method"])
+    config, method = read_config(folder / CONFIG, strict=True), str(content["method"])
     trained = "rounds" in content  # resumptions are of trainings
     planned = _planned_rounds(config, content, resumed_rounds(folder)) if trained else int(content.get("round") or 0)
     arguments = content.get("method_arguments") or {}
@@ -177,7 +177,7 @@ def _tested_afterwards(
     path = folder / TEST
     if choice == "best_test" or not path.is_file():
         return None
-    content = read_json(path, "it")
+    content = read_json(path)
     found = content["accuracy"]["last"] or {}
     wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
     if not found.get("test") or found["round"] != wanted:
@@ -211,7 +211,7 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
     path = folder / PERSONALIZED
     if not path.is_file():
         return {}
-    content = read_json(path, "its personalization")
+    content = read_json(path)
     if rounds is not None and content.get("round") is not None and content["round"] not in rounds:
         warnings.warn(
             f"{folder}: its personalized accuracies are of round {content['round']}, after which the run went on to "

@@ -223,13 +223,13 @@ def client_accuracies(
         rows = [row for row in rows if not trained or row["rounds_trained"] != "0"]
         found = {int(row["client"]): float(row[column]) for row in rows if row.get(column)}
     except (ValueError, LookupError, TypeError, csv.Error) as error:
-        raise damaged(path, error, "its clients") from error
+        raise damaged(path, error) from error
     number, mean = summary.get("num_clients", len(found)), summary.get("mean")
     if mean is not None and len(found) != number:
-        raise damaged(path, f"it has accuracies of {len(found)} clients, the results are of {number}", "its clients")
+        raise damaged(path, f"it has accuracies of {len(found)} clients, the results are of {number}")
     if mean is not None and found and abs(fmean(found.values()) - mean) > ROUNDING:  # not of NaN
         why = f"the mean of its accuracies is {fmean(found.values()):.6g}, that of the results {mean:.6g}"
-        raise damaged(path, why, "its clients")
+        raise damaged(path, why)
     return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import RunLockedError, UsageError
-from pfl_lightning.runs.changes import OF_RUNS, Change, diff, in_words
+from pfl_lightning.runs.changes import OF_RUNS, Change, diff, listed_some
 from pfl_lightning.runs.config import SETTINGS, is_below, leaves, same_options
 from pfl_lightning.runs.files import first_config, read_config, resumed_configs
 from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
@@ -82,10 +82,10 @@ def difference(run: Run) -> str:
         return ""
     found = [*changed_options(run), *_resumed_with(version)]
     if not run.cell.waits:
-        return in_words(found)
+        return listed_some(found)
     searched = [short_path(path) for path in run.cell.search.space] if run.cell.search is not None else []
     others = [change for change in found if not is_below(short_path(change.option), *searched)]
-    return in_words(others) or "what another search has found"
+    return listed_some(others) or "what another search has found"
 
 
 def changed_options(run: Run) -> list[Change]:

@@ -302,7 +302,7 @@ def test_the_page_opens_without_a_network(rows, report):
     text = "".join(page.text)
     assert "A study <of> four" in text
     assert "Ditto_<b>&" in text
-    for said in ("published, %", "model.method.lr", "class_path: a.FedPAC", "torch 2.9.0", str(rows[0].runs[1])):
+    for said in ("published, %", '"class_path": "a.FedPAC"', "torch 2.9.0", str(rows[0].runs[1])):
         assert said in text
 
 

@@ -14,7 +14,7 @@ from pfl_lightning.runs.changes import (
     diff,
     distance,
     evaluated_otherwise,
-    in_words,
+    listed_some,
     record_changes,
 )
 from pfl_lightning.runs.files import newest_config, read_config
@@ -93,8 +93,8 @@ def test_an_engine_that_trains_otherwise_is_another_run():
 
 def test_a_sentence_stays_short():
     many = changes({"data": {}}, {"data": {str(number): "x" * 200 for number in range(20)}})
-    assert len(in_words(many)) < 700
-    assert in_words(many).endswith("; and 14 more")
+    assert len(listed_some(many)) < 700
+    assert listed_some(many).endswith("; and 14 more")
 
 
 @pytest.mark.parametrize(

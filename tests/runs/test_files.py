@@ -54,7 +54,7 @@ def test_a_config_that_is_empty_or_ends_within_a_line(tmp_path, length):
     run = whole_run(tmp_path / "run")
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text[:length])
-    with pytest.raises(ConfigurationError, match=r"config\.yaml is not valid YAML"):
+    with pytest.raises(ConfigurationError, match=r"config\.yaml is not what a run"):
         read_run(run)
 
 
@@ -67,7 +67,7 @@ def test_rows_are_those_of_the_summary(tmp_path, values, change):
     assert client_accuracies(path, "accuracy", expected) == dict(enumerate(values))
     assert client_accuracies(path, "accuracy", {}) == dict(enumerate(values))  # nothing to compare with
     other = change.draw(st.sampled_from([{"num_clients": len(values) + 1}, {"mean": expected["mean"] + 0.01}]))
-    with pytest.raises(ConfigurationError, match="read without its clients"):
+    with pytest.raises(ConfigurationError, match="what it says of the run is then missing"):
         client_accuracies(path, "accuracy", {**expected, **other})
 
 

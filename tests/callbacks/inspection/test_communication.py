@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import Communication, FederatedLoop, PartitionPicture
-from pfl_lightning.callbacks.inspection.communication import TrafficPoint, draw_accuracy_by_bytes
+from pfl_lightning.callbacks.inspection.communication import draw_accuracy_by_bytes
 from pfl_lightning.methods import FedAvg, FedPAC, LocalOnly
 
 QUICK = partial(FedAvg, epochs=1, lr=0.1)
@@ -44,10 +44,10 @@ def test_accuracy_against_bytes(tmp_path):
     assert_drawn(picture(found, "accuracy_by_bytes", 4))
     accuracy = scalars(found, "test_accuracy/mean")
     total = scalars(found, "bytes/total")
-    assert [point.round for point in callback.history] == list(range(5))
+    assert [point["round"] for point in callback.history] == list(range(5))
     for point in callback.history:
-        assert point.accuracy == pytest.approx(accuracy[point.round])
-        assert point.up + point.down == total[point.round]
+        assert point["accuracy"] == pytest.approx(accuracy[point["round"]])
+        assert point["up"] + point["down"] == total[point["round"]]
 
 
 def test_the_curve_goes_on_in_a_second_fit_of_the_same_trainer():
@@ -56,11 +56,18 @@ def test_the_curve_goes_on_in_a_second_fit_of_the_same_trainer():
     for rounds_so_far in (2, 4):
         trainer.fit_loop.max_epochs = rounds_so_far
         trainer.fit(federation, datamodule=Toy())
-    assert [point.round for point in curve.history] == [0, 1, 2, 3]
+    assert [point["round"] for point in curve.history] == [0, 1, 2, 3]
+
+
+POINT = ("round", "up", "down", "accuracy")
 
 
 def test_the_curves_are_accuracy_by_bytes():
-    history = [TrafficPoint(0, 2000, 4000, 0.25), TrafficPoint(1, 3000, 5000, None), TrafficPoint(2, 4000, 8000, 0.5)]
+    history = [
+        dict(zip(POINT, (0, 2000, 4000, 0.25), strict=True)),
+        dict(zip(POINT, (1, 3000, 5000, None), strict=True)),
+        dict(zip(POINT, (2, 4000, 8000, 0.5), strict=True)),
+    ]
     axes = draw_accuracy_by_bytes(history, "FedAvg").axes[0]
     drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert drawn == {
@@ -69,7 +76,7 @@ def test_the_curves_are_accuracy_by_bytes():
         "up and down": ([6.0, 12.0], [25, 50]),
     }
     assert axes.get_xlabel() == "kB so far"
-    nothing = draw_accuracy_by_bytes([TrafficPoint(0, 0, 0, 0.5)], "LocalOnly").axes[0]
+    nothing = draw_accuracy_by_bytes([dict(zip(POINT, (0, 0, 0, 0.5), strict=True))], "LocalOnly").axes[0]
     assert nothing.get_xlabel() == "bytes so far"
 
 
@@ -95,9 +102,9 @@ def test_a_resumed_run_goes_on_with_its_curve(tmp_path):
     first = play(3)
     history = play(5, str(tmp_path / "epoch=2.ckpt"))
     assert history[:3] == first
-    assert [point.round for point in history] == list(range(5))
+    assert [point["round"] for point in history] == list(range(5))
     found = events(tmp_path)
-    assert list(scalars(found, "bytes/total").items()) == [(p.round, p.up + p.down) for p in history]
+    assert list(scalars(found, "bytes/total").items()) == [(p["round"], p["up"] + p["down"]) for p in history]
     assert rounds(found, "partition") == [0]
 
 
@@ -105,7 +112,7 @@ def test_another_fit_has_a_separate_curve():
     callback = Communication()
     for number in (3, 2):
         run(QUICK, number, callbacks=[callback])
-    assert [point.round for point in callback.history] == [0, 1]
+    assert [point["round"] for point in callback.history] == [0, 1]
 
 
 def test_the_partition_is_shown_once(tmp_path):
