@@ -12,14 +12,13 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.callbacks.evaluation_file import Part, evaluation_files, set_later_aside
-from pfl_lightning.callbacks.run_facts import counts, evaluated, run_facts
+from pfl_lightning.callbacks.run_facts import Part, counts, evaluated, evaluation_files, run_facts
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop, loop_of
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import AccuracySummary, summarize
-from pfl_lightning.runs.files import CLIENTS, PARTITION, RESULTS
+from pfl_lightning.runs.files import CLIENTS, PARTITION, RESULTS, set_later_aside
 from pfl_lightning.runs.lock import RunLock, is_locked_here, keep_lock
 from pfl_lightning.runs.results import (
     CHOICES,

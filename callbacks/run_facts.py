@@ -1,4 +1,4 @@
-"""What a run says of itself: its method's arguments, its data and partition, versions, and what was evaluated."""
+"""What files of results say: method, arguments, data, partition and versions of a run; evaluations outside of a fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -18,7 +18,10 @@ import torch
 
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.runs.results import FORMAT
+from pfl_lightning.runs.results import FORMAT, accuracies, as_text, csv_text, summary_of
+
+Part = Literal["test", "validation"]
+"""Which of a client's parts were evaluated."""
 
 NOT_ARGUMENTS = {"self", "encoder", "num_classes", "head", "factory", "frozen"}
 """Parameters of a client's class that are no hyper-parameters, or whose values are modules."""
@@ -106,6 +109,56 @@ def versions() -> dict[str, str]:
 
     found = {"pfl_lightning": __version__, "torch": torch.__version__, "lightning": L.__version__}
     return {**found, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def evaluation_files(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, str]:
+    """Content of ``test.json`` and ``test_clients.csv``, or of those of a validation, by name.
+
+    Args:
+        trainer: The Trainer of the evaluation.
+        federation: The federation, which has been evaluated.
+        loop: What has counted the rounds of the training; ``None`` where that is not known.
+        part: Which parts were evaluated.
+    """
+    name = {"test": "test", "validation": "validate"}[part]
+    text = as_text(_content(trainer, federation, loop, part))
+    return {f"{name}.json": text, f"{name}_clients.csv": _rows(federation, part)}
+
+
+def _content(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, Any]:
+    novel = set(federation.data.novel)
+    scores = {"test": federation.test_scores, "validation": federation.validation_scores}
+    found = {name: accuracies(one) for name, one in scores.items()}
+    if loop is not None and not loop.rounds and federation.has_trained:
+        loop = None  # another one has counted the rounds
+    last: dict[str, Any] = {"round": federation.round + 1 if federation.has_trained else 0}
+    for name, values in found.items():
+        last[name] = summary_of({client: value for client, value in values.items() if client not in novel})
+        if novel:
+            last[f"novel_{name}"] = summary_of({client: value for client, value in values.items() if client in novel})
+    checkpoint = trainer.ckpt_path
+    return {
+        **run_facts(federation),
+        "finished": None,
+        **counts(loop, federation, len(scores[part])),
+        "evaluated": evaluated(federation, has_accuracy=any(found.values())),
+        "checkpoint": Path(checkpoint).name if checkpoint else None,
+        "accuracy": {"last": last, "validation_selected": None, "best_test": None},
+    }
+
+
+def _rows(federation: Federation, part: Part) -> str:
+    """A row for each client, with what a user's module has logged."""
+    scores = federation.test_scores if part == "test" else federation.validation_scores
+    novel = set(federation.data.novel)
+    logged = sorted({name for score in scores.values() for name in score.logged})
+    names = ["client", "novel", "train_samples", "rounds_trained"]
+    rows: list[list[Any]] = [[*names, f"{part}_samples", f"{part}_accuracy", f"{part}_loss", *logged]]
+    for client, score in scores.items():
+        samples, rounds = len(federation.data.client_data(client).train), federation.rounds_trained[client]
+        figures = (score.num_samples, score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))
+        rows.append([client, int(client in novel), samples, rounds, *figures])
+    return csv_text(rows)
 
 
 def method_arguments(federation: Federation) -> dict[str, Any]:

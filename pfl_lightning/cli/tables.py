@@ -17,14 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pfl_lightning.callbacks import ResultsWriter
-from pfl_lightning.callbacks.evaluation_file import Part, rename_aside
-from pfl_lightning.callbacks.run_facts import evaluated, run_facts, score_name
+from pfl_lightning.callbacks.run_facts import Part, evaluated, run_facts, score_name
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
-from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint
+from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
 from pfl_lightning.runs.results import as_text
 from pfl_lightning.state.files import replace_file
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -111,3 +113,40 @@ def damaged(path: Path, why: object) -> ConfigurationError:
         f"{path} is not what a run of this package leaves ({reason}); leave the run out, repair the file, or remove "
         "it: what it says of the run is then missing"
     )
+
+
+def set_later_aside(folder: Path, rounds: int) -> list[Path]:
+    """Rename evaluations of rounds that a fit plays once more: their models are no longer those of the run.
+
+    Args:
+        folder: The run's folder.
+        rounds: How many rounds the run has when the fit begins.
+
+    Returns:
+        The files, by their new names.
+    """
+    return [rename_aside(folder / name) for name in EVALUATIONS if _round_of(folder / name) > rounds]
+
+
+def _round_of(path: Path) -> int:
+    """The round of which an evaluation is; 0 where that is not known, or there is none."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        content = json.loads(path.read_text())
+        return int(content["round"] if "round" in content else content["accuracy"]["last"]["round"])
+    return 0
+
+
+def rename_aside(path: Path) -> Path:
+    """Rename an evaluation's file and that of its clients, ``NAME.json`` to ``NAME-1.json``, or the next free number.
+
+    Args:
+        path: The first of them.
+
+    Returns:
+        Its new name.
+    """
+    rows = path.with_name(EVALUATIONS[path.name])
+    number = next(n for n in itertools.count(1) if not path.with_stem(f"{path.stem}-{n}").exists())
+    with suppress(FileNotFoundError):
+        rows.rename(rows.with_stem(f"{rows.stem}-{number}"))
+    return path.rename(path.with_stem(f"{path.stem}-{number}"))
