@@ -38,16 +38,11 @@ TESTED = {
 }
 """Columns of the paired tests, and the attributes of these."""
 
-_NEGATIVE = re.compile(r"-(?=\d)")
-
 
 def markdown_table(table: TextTable) -> str:
     """The table in Markdown, below its title; the best figures are bold."""
-    rows = [table.headings, *([_markdown_cell(cell) for cell in line] for line in table.lines)]
-    lines = [
-        "| " + " | ".join(_markdown_text(text) if row is table.headings else text for text in row) + " |"
-        for row in rows
-    ]
+    rows = [map(_markdown_text, table.headings), *(map(_markdown_cell, line) for line in table.lines)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, "|---|" + "---:|" * (len(table.headings) - 1))
     title = [f"**{_markdown_text(table.title)}**", ""] if table.title else []
     return "\n".join([*title, *lines, ""])
@@ -103,12 +98,10 @@ def _latex_line(cells: object) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = _NEGATIVE.sub("$-$", escape_latex(cell.text)) if _is_number(cell.text) else escape_latex(cell.text)
+    text = escape_latex(cell.text)
+    if re.fullmatch(r"[-+\d.,± ]+", cell.text):  # a number
+        text = re.sub(r"-(?=\d)", "$-$", text)
     return rf"\textbf{{{text}}}" if cell.best else text
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[-+\d.,± ]+", text) is not None
 
 
 def terminal_table(blocks: Sequence[TextTable], title: str) -> Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_lightning.checks import check_choice
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.reading import read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun, HistoryEntry
@@ -66,9 +67,8 @@ class ReportSettings:
 
     def __post_init__(self) -> None:
         """Check the names."""
-        for name, value, known in (("choice", self.choice, CHOICES), ("figure", self.figure, tuple(FIGURES))):
-            if value not in known:
-                raise ConfigurationError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        check_choice("choice", self.choice, CHOICES)
+        check_choice("figure", self.figure, tuple(FIGURES))
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise ConfigurationError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 

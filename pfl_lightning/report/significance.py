@@ -150,18 +150,11 @@ def _against(rows: Sequence[MeasuredRow], reference: MeasuredRow, figure: str) -
         by_client = _client_differences(pairs, figure)
         raw.append((row, by_seed, by_client, paired_t_test(by_seed), signed_rank_test(by_client)))
     seeds, clients = holm([entry[3] for entry in raw]), holm([entry[4] for entry in raw])
-    return [
-        PairedTests(
-            label=row.label,
-            reference=reference.label,
-            difference=float(np.mean(by_seed)) if by_seed else math.nan,
-            seeds=len(by_seed),
-            clients=len(by_client),
-            p_seeds=p_seeds,
-            p_clients=p_clients,
-        )
-        for (row, by_seed, by_client, _, _), p_seeds, p_clients in zip(raw, seeds, clients, strict=True)
-    ]
+    found = []
+    for (row, by_seed, by_client, *_), *p_values in zip(raw, seeds, clients, strict=True):
+        mean = float(np.mean(by_seed)) if by_seed else math.nan
+        found.append(PairedTests(row.label, reference.label, mean, len(by_seed), len(by_client), *p_values))
+    return found
 
 
 def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[tuple[FinishedRun, FinishedRun]]:
@@ -170,7 +163,12 @@ def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[t
     A run is in one pair at most, and in one by what both have alone: which of several belong together is not guessed.
     """
     found: list[tuple[FinishedRun, FinishedRun]] = []
-    for key in (_seeds, _seed_and_partition, _seed):
+    keys: tuple[Callable[[FinishedRun], object], ...] = (
+        lambda run: run.seeds,
+        lambda run: (run.seed, *_partition(run)),
+        lambda run: run.seed,
+    )
+    for key in keys:
         paired = {id(run) for pair in found for run in pair}
         ours, theirs = (_alone([run for run in some if id(run) not in paired], key) for some in (runs, others))
         found += [(run, theirs[what]) for what, run in ours.items() if what in theirs]
@@ -183,16 +181,8 @@ def _alone(runs: Sequence[FinishedRun], key: Callable[[FinishedRun], object]) ->
     return {key(run): run for run in runs if times[key(run)] == 1}
 
 
-def _seeds(run: FinishedRun) -> object:
-    return run.seeds
-
-
-def _seed_and_partition(run: FinishedRun) -> object:
-    return run.seed, run.data.fingerprint, run.partition.fingerprint or run.data_seeds
-
-
-def _seed(run: FinishedRun) -> object:
-    return run.seed
+def _partition(run: FinishedRun) -> tuple[object, object]:
+    return run.data.fingerprint, run.partition.fingerprint or run.data_seeds
 
 
 def _same_partition(run: FinishedRun, other: FinishedRun) -> bool:
@@ -214,9 +204,8 @@ def _client_differences(pairs: Sequence[tuple[FinishedRun, FinishedRun]], figure
         if not _same_partition(run, other):
             continue
         ours, theirs = run.evaluation(figure).clients, other.evaluation(figure).clients
-        partition = (run.data.fingerprint, run.partition.fingerprint or run.data_seeds)
         for client in sorted(ours.keys() & theirs.keys()):
-            found.setdefault((partition, client), []).append(ours[client] - theirs[client])
+            found.setdefault((_partition(run), client), []).append(ours[client] - theirs[client])
     return [math.fsum(values) / len(values) for values in found.values()]
 
 
@@ -264,13 +253,9 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     ranks = stats.rankdata(table, axis=0)
     averages = ranks.mean(axis=1)
     order = np.argsort(averages, kind="stable")
-    return Ranking(
-        settings=tuple(means),
-        labels=tuple(common[index] for index in order),
-        ranks=tuple(tuple(map(float, ranks[index])) for index in order),
-        averages=tuple(float(averages[index]) for index in order),
-        p_value=_friedman(table),
-    )
+    labels = tuple(common[index] for index in order)
+    sorted_ranks = tuple(tuple(map(float, ranks[index])) for index in order)
+    return Ranking(tuple(means), labels, sorted_ranks, tuple(map(float, averages[order])), _friedman(table))
 
 
 def _settings_of(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:

@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FORMATS = ("md", "csv", "tex", "png", "html")
-"""Forms in which a report is written."""
-
 STUDY_NAMES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
 """Names of a study's files, by format."""
+
+FORMATS = tuple(STUDY_NAMES)
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,8 @@ class Report:
     @cached_property
     def tests(self) -> dict[str, list[PairedTests]]:
         """Paired tests by setting."""
-        settings = self.settings
-        return {
-            name: compare_with_reference(rows, settings.figure, settings.reference)
-            for name, rows in self.blocks.items()
-        }
+        figure, reference = self.settings.figure, self.settings.reference
+        return {name: compare_with_reference(rows, figure, reference) for name, rows in self.blocks.items()}
 
     @cached_property
     def ranking(self) -> Ranking | None:
@@ -171,11 +167,11 @@ class Report:
 
     def latex(self) -> str:
         """The tables of a paper: methods by settings, fairness, significance, ranking; without bytes and seconds."""
-        title, said = self.settings.title, caption(self.rows, self.columns, self.settings)
+        title, figures = self.settings.title, caption(self.rows, self.columns, self.settings)
         parts = [latex_table([table], f"{title}: {table.title}.") for table in self.summaries()]
         for tables in self.main_tables(short=True):
-            told = [f"{_with_title(title, tables)}.", said, search_note(self.rows)]
-            parts.append(latex_table(tables, " ".join(filter(None, told))))
+            sentences = [f"{_with_title(title, tables)}.", figures, search_note(self.rows)]
+            parts.append(latex_table(tables, " ".join(filter(None, sentences))))
         for table in self.further_tables():
             tested = " p values are two-sided, with Holm's correction." if "Significance" in table.title else ""
             parts.append(latex_table([table], f"{title}: {table.title}.{tested}"))
@@ -231,6 +227,6 @@ def live_table(rows: Sequence[Row], settings: ReportSettings) -> Table:
     columns = headline_columns(report.rows, settings)
     tables = [block_table(name, some, columns) for name, some in report.blocks.items()]
     table = terminal_table(tables, _with_title(settings.title, tables))
-    said = "\n".join(filter(None, [data_note(report.rows), without_note(report.rows, settings)]))
-    table.caption, table.caption_justify = Text(said) if said else None, "left"
+    below = "\n".join(filter(None, [data_note(report.rows), without_note(report.rows, settings)]))
+    table.caption, table.caption_justify = Text(below) if below else None, "left"
     return table

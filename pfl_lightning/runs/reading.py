@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from pfl_lightning.checks import check_choice
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.changes import resumed_rounds, resumed_with
 from pfl_lightning.runs.config import find_seeds, flatten, run_options
@@ -56,7 +57,9 @@ def find_runs(path: Path) -> list[Path]:
             f"no results.json in {path} or {path}/version_*: {there}; `pfl fit` writes it when a run ends, and a "
             "ResultsWriter does among a Trainer's callbacks"
         )
-    return sorted(runs, key=lambda folder: (folder.parent, _order(folder)))
+    numbers = {folder: folder.name.removeprefix("version_") for folder in runs}
+    number = {folder: int(text) if text.isdigit() else -1 for folder, text in numbers.items()}
+    return sorted(runs, key=lambda folder: (folder.parent, number[folder], folder.name))
 
 
 def _is_aside(folder: Path, top: Path) -> bool:
@@ -72,11 +75,6 @@ def _is_aside(folder: Path, top: Path) -> bool:
     return False
 
 
-def _order(folder: Path) -> tuple[int, str]:
-    number = folder.name.removeprefix("version_")
-    return (int(number) if number.isdigit() else -1), folder.name
-
-
 def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     """Read a run's results.
 
@@ -87,15 +85,19 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     Raises:
         ConfigurationError: The results cannot be read, or are not those of this package.
     """
-    if choice not in CHOICES:
-        raise ConfigurationError(f"choice must be one of {', '.join(CHOICES)}, got {choice!r}")
+    check_choice("choice", choice, CHOICES)
     path = folder / RESULTS
     trained = path.is_file() or not (folder / PERSONALIZED).is_file()
     path = path if trained else folder / PERSONALIZED
     try:
         content = read_json(path)
-        if "accuracy" in content or "format" in content:  # the first form had no number
-            _check_format(path, int(content.get("format", 1)))
+        # The first form had no number, nor has a personalization.
+        format = int(content.get("format", 1 if "accuracy" in content else FORMAT))
+        if format != FORMAT:
+            raise ConfigurationError(
+                f"{path} has format {format}, this version of pfl_lightning reads format {FORMAT}: "
+                "pfl-lightning==0.3.0 reads format 1, a later version later ones"
+            )
         found = _trained(folder, content, choice) if trained else _personalized_only(folder, content)
         run = FinishedRun(path=folder, place=study_place(folder), **_facts(folder, content), **found)
     except ConfigurationError:
@@ -105,14 +107,6 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     if not run.finished:
         warnings.warn(f"{folder} is not finished: it has {run.rounds} rounds", stacklevel=2)
     return run
-
-
-def _check_format(path: Path, format: int) -> None:
-    if format != FORMAT:
-        raise ConfigurationError(
-            f"{path} has format {format}, this version of pfl_lightning reads format {FORMAT}: pfl-lightning==0.3.0 "
-            "reads format 1, a later version later ones"
-        )
 
 
 def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,8 +137,8 @@ def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any], resum
     return max(planned, played)
 
 
-def _source(said: Mapping[str, Any] | None) -> Source:
-    return Source(str(said.get("name") or ""), str(said.get("fingerprint") or "")) if said else Source()
+def _source(content: Mapping[str, Any] | None) -> Source:
+    return Source(**{name: str((content or {}).get(name) or "") for name in ("name", "fingerprint")})
 
 
 def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_the_chosen_round_is_the_one_asked_for(tmp_path):
     assert read_run(folder, "best_test").test.mean == pytest.approx(0.6)
     assert read_run(folder, "best_test").test.clients[2] == pytest.approx(0.85)
     assert math.isnan(read_run(folder, "validation_selected").test.mean)  # nobody validated
-    with pytest.raises(ConfigurationError, match=r"choice must be one of last, .*got 'first'"):
+    with pytest.raises(ConfigurationError, match=r"choice must be one of .*last.*got 'first'"):
         read_run(folder, "first")
 
 
