@@ -1,4 +1,4 @@
-"""How a run is going, said after every round."""
+"""How a run is going, printed after every round."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ class RoundProgress(L.Callback):
         totals, summary, loss = _totals(trainer), self._summary, loop_of(trainer).loss
         seconds, up, down = (now - before for now, before in zip(totals, self._before, strict=True))
         self._before, self._summary = totals, {}
-        said = [f"{seconds:.2f} s"]
-        said += [] if math.isnan(loss) else [f"loss {loss:.4g}"]
+        parts = [f"{seconds:.2f} s"]
+        parts += [] if math.isnan(loss) else [f"loss {loss:.4g}"]
         neighbors = bool(summary) and pl_module.clients.models[0].uses_knn_evaluation()
         for part, prefix in (("validation", "val_"), ("test", "test_")):
             accuracy = summary.get(f"{prefix}accuracy/mean", math.nan)
             if not math.isnan(accuracy):
-                said.append(f"{part} {100 * accuracy:.2f} %{' (nearest neighbors)' if neighbors else ''}")
-        said += [f"{name} {summary[name]:.4g}" for name in _shown(pl_module) if name in summary]
-        said += [f"{up / 1e6:.2f} MB up", f"{down / 1e6:.2f} MB down"]
+                parts.append(f"{part} {100 * accuracy:.2f} %{' (nearest neighbors)' if neighbors else ''}")
+        parts += [f"{name} {summary[name]:.4g}" for name in _progress_bar_names(pl_module) if name in summary]
+        parts += [f"{up / 1e6:.2f} MB up", f"{down / 1e6:.2f} MB down"]
         number, most = trainer.current_epoch + 1, trainer.max_epochs or -1
         if most > 0:
             each = (time.perf_counter() - self._start) / self._rounds
-            said.append(f"{timedelta(seconds=round(each * (most - number)))} left")
-        line = f"round {number}{f'/{most}' if most > 0 else ''}: {', '.join(said)}"
+            parts.append(f"{timedelta(seconds=round(each * (most - number)))} left")
+        line = f"round {number}{f'/{most}' if most > 0 else ''}: {', '.join(parts)}"
         bar: Any = trainer.progress_bar_callback
         if bar is not None and bar.is_enabled and sys.stdout.isatty():
             bar.print(line)
@@ -85,7 +85,7 @@ def _totals(trainer: L.Trainer) -> tuple[float, float, float]:
     return loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values())
 
 
-def _shown(federation: Federation) -> list[str]:
+def _progress_bar_names(federation: Federation) -> list[str]:
     """Names of the values of a user's module that the progress bar shows, as far as the first client has them."""
     first = next(iter((federation.validation_scores or federation.test_scores).values()), None)
     return [] if first is None else sorted(first.progress_bar_names)

@@ -89,7 +89,7 @@ def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
     for choice, summary in writer.summaries(part).items():
         figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
         table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
-    said = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}))
-    if said:
-        table.caption, table.caption_justify = f"{said}: no round drew them, or their updates were left out", "left"
+    idle = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}))
+    if idle:
+        table.caption, table.caption_justify = f"{idle}: no round drew them, or their updates were left out", "left"
     return table

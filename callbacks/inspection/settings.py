@@ -10,7 +10,7 @@ from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.callbacks.run_facts import constructor_parameters
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import loop_of
 
 Setting = bool | int | float | str
 METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "val_accuracy/mean", "train/loss")
@@ -64,13 +64,8 @@ class RunSettings(InspectionCallback):
 def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting]:
     """Hyper-parameters of a run by name: the simple arguments of method, data, partition, loop and engine."""
     data: Any = federation.data
-    objects: dict[str, object] = {
-        "method": federation.clients.models[0],
-        "data": data,
-        "partition": getattr(data, "partition", None),
-        "loop": next((one for one in trainer.callbacks if isinstance(one, RoundLoop)), None),  # type: ignore[attr-defined]
-        "engine": federation.engine,
-    }
+    objects = {"method": federation.clients.models[0], "data": data, "partition": getattr(data, "partition", None)}
+    objects |= {"loop": loop_of(trainer), "engine": federation.engine}
     found: dict[str, Setting] = {
         "method": federation.method_name,
         "encoder": ", ".join(federation.clients.labels),

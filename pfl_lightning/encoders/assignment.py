@@ -47,8 +47,8 @@ class EncoderAssignment(ABC):
             ``functools.partial``); the same one may be listed several times.
 
     Raises:
-        ValueError: If the list is empty or a name is unknown.
-        TypeError: If an entry is neither a name nor callable.
+        ValueError: If a name is unknown.
+        TypeError: If there is no list of encoders, or an entry is neither a name nor callable.
 
     Example:
         The first client gets the first encoder, all other clients the second:
@@ -63,18 +63,15 @@ class EncoderAssignment(ABC):
     """
 
     def __init__(self, encoders: list[str | EncoderFactory]) -> None:
-        if isinstance(encoders, str) or not isinstance(encoders, Sequence):
-            raise TypeError(f"{type(self).__name__} needs a list of encoders, got {encoders!r}: write [{encoders!r}]")
-        if len(encoders) == 0:
-            raise ValueError(f"{type(self).__name__} needs at least one encoder, got an empty list")
-        for position, encoder in enumerate(encoders):
+        listed = isinstance(encoders, Sequence) and not isinstance(encoders, str) and len(encoders) > 0
+        if not listed or not all(isinstance(encoder, str) or callable(encoder) for encoder in encoders):
+            raise TypeError(
+                f"{type(self).__name__} needs a list of encoders, each a registered name or a callable from the shape "
+                f"of a sample to an encoder, such as ['small_cnn', 'mlp']; got {encoders!r}"
+            )
+        for encoder in encoders:
             if isinstance(encoder, str):
                 encoder_class(encoder)
-            elif not callable(encoder):
-                raise TypeError(
-                    f"encoder {position} of {type(self).__name__} must be a registered name or a callable from the "
-                    f"shape of a sample to an encoder, got {encoder!r}"
-                )
         self.encoders: list[str | EncoderFactory] = list(encoders)
 
     @property
@@ -139,17 +136,11 @@ class ByShare(EncoderAssignment):
 
     def __init__(self, encoders: list[str | EncoderFactory], shares: list[float]) -> None:
         super().__init__(encoders)
-        if len(shares) != len(self.encoders):
+        # Not so with NaN: no comparison with it holds.
+        if len(shares) != len(self.encoders) or not min(shares) > 0 or not abs(sum(shares) - 1) <= 1e-6:
             raise ValueError(
-                f"ByShare needs one share per encoder: {len(self.encoders)} encoders, {len(shares)} shares"
-            )
-        for encoder, share in zip(self.labels, shares):
-            if not (math.isfinite(share) and share > 0):
-                raise ValueError(f"the share of encoder {encoder} must be above 0, got {share}; leave the encoder out")
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ValueError(
-                f"the shares must sum to 1, got {list(shares)}, which sum to {sum(shares):g}; "
-                "RoundRobin assigns equal shares"
+                f"ByShare needs a share above 0 for each of {len(self.encoders)} encoders, with the sum 1, got "
+                f"{list(shares)}; RoundRobin assigns equal shares"
             )
         self.shares = list(shares)
 

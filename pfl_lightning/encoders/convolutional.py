@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.encoders.registry import register
 
 
@@ -123,10 +124,11 @@ class SmallCNN(ConvolutionalEncoder):
         out_features: int = 64,
         kernel_size: int = 3,
     ) -> None:
-        if len(channels) == 0:
-            raise ValueError("SmallCNN needs at least one convolution, got channels=()")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"the kernel_size of SmallCNN must be odd and positive, got {kernel_size}")
+        if len(channels) == 0 or kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(
+                "SmallCNN needs at least one convolution and an odd, positive kernel_size, got "
+                f"channels={tuple(channels)}, kernel_size={kernel_size}"
+            )
         padded = [(filters, kernel_size, kernel_size // 2) for filters in channels]
         super().__init__(input_shape, padded, (out_features,))
 
@@ -313,12 +315,9 @@ class SmallAlexNet(nn.Module):
     ) -> None:
         super().__init__()
         before, height, width = image_shape(input_shape, "SmallAlexNet")
-        if out_features < 1:
-            raise ValueError(f"out_features must be at least 1, got {out_features}")
-        if hidden is not None and hidden < 1:
-            raise ValueError(f"hidden must be at least 1, or None for a single linear layer, got {hidden}")
-        if pooling not in ("halving", "published"):
-            raise ValueError(f"the pooling of SmallAlexNet is 'halving' or 'published', got {pooling!r}")
+        check_at_least("out_features", out_features, 1)
+        check_at_least("hidden", 1 if hidden is None else hidden, 1)
+        check_choice("pooling", pooling, ("halving", "published"))
         layers: list[nn.Module] = []
         for index, (filters, pool) in enumerate(zip(CHANNELS, _pools(pooling, min(height, width)))):
             # ReLU does not decrease, so it commutes with the maximum; after pooling there is less to rectify.

@@ -37,12 +37,11 @@ class MLP(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], hidden: Sequence[int] = (128,), out_features: int = 64) -> None:
         super().__init__()
-        if len(input_shape) == 0 or min(input_shape) < 1:
-            raise ValueError(f"MLP needs an input_shape of positive integers, got {tuple(input_shape)}")
         widths = [math.prod(input_shape), *hidden, out_features]
-        if min(widths) < 1:
+        if len(input_shape) == 0 or min(*input_shape, *widths) < 1:
             raise ValueError(
-                f"MLP layers need at least one unit, got hidden={tuple(hidden)}, out_features={out_features}"
+                f"MLP needs positive integers, got input_shape={tuple(input_shape)}, hidden={tuple(hidden)}, "
+                f"out_features={out_features}"
             )
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in itertools.pairwise(widths):

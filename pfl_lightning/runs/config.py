@@ -71,14 +71,14 @@ def _of_engine(engine: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     given = {name: arguments.get(name) for name in (*CLIPPING, *OF_ENGINES)}
     if given["gradient_clip_val"] is not None:
-        found |= {f"trainer.{name}": given[name] for name in CLIPPING if _is_told(name, given[name])}
+        found |= {f"trainer.{name}": given[name] for name in CLIPPING if _is_set(name, given[name])}
     for name in OF_ENGINES:
-        if _is_told(name, given[name]):
+        if _is_set(name, given[name]):
             found |= flatten(f"engine.{name}", given[name])
     return _of_engine(arguments.get("engine")) | found
 
 
-def _is_told(name: str, value: Any) -> bool:
+def _is_set(name: str, value: Any) -> bool:
     """Whether an option of an engine has another value than the one that changes nothing."""
     return value is not None and value != [] and value != {**CLIPPING, **OF_ENGINES}[name]
 
@@ -94,7 +94,7 @@ def changes_training(option: str, *values: Any) -> bool:
     """
     name = option.rpartition(".")[2]
     of_an_engine = option.startswith("model.engine.") and name in {*CLIPPING, *OF_ENGINES}
-    return of_an_engine and any(_is_told(name, value) for value in values)
+    return of_an_engine and any(_is_set(name, value) for value in values)
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:

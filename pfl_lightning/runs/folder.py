@@ -42,15 +42,11 @@ class RunFolder:
         versions = self.versions()
         number = int(versions[-1].name.removeprefix("version_")) + 1 if versions else 0
         while True:
-            self.base.mkdir(parents=True, exist_ok=True)
             path = self.base / f"version_{number}"
-            try:
-                path.mkdir()
+            with suppress(FileExistsError, FileNotFoundError):  # a run that was refused may just remove the parent
+                path.mkdir(parents=True)
                 return path
-            except FileExistsError:
-                number += 1
-            except FileNotFoundError:  # a run that was refused has just removed the empty folder
-                continue
+            number += 1
 
     def run_of(self, checkpoint: Path) -> Path | None:
         """Folder of the run that a checkpoint is from; ``None`` for a checkpoint elsewhere."""
@@ -104,10 +100,18 @@ class RunFolder:
 
 
 def _checkpoint(run: Path, wanted: str) -> Path | None:
-    """The file of a run's last round, or of its best one, if there is one."""
+    """The file of a run's last round, or of its best one by what the callbacks knew then, if there is one."""
     last = last_checkpoint(run)
-    path = last if wanted == "last" else _best_next_to(last)
-    return path if path is not None and path.is_file() else None
+    if wanted == "last" or not last.is_file():
+        return last if last.is_file() else None
+    from pfl_lightning.state.checkpoints import read_checkpoint  # torch, which `pfl compare` needs for nothing
+
+    callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
+    watching = {key: state for key, state in callbacks.items() if state.get("monitor")}
+    # A ModelCheckpoint of the user's may watch something else: the worst round, or the training loss.
+    own = [state for key, state in watching.items() if key.startswith("BestRound")] or list(watching.values())
+    best = last.parent / Path(own[0]["best_model_path"] if own else "").name
+    return best if best.is_file() else None
 
 
 def of_a_run(checkpoint: Path) -> Path | None:
@@ -129,20 +133,6 @@ def runs_below(run_dir: str, root: str | None) -> Path:
     """
     below = Path() if root is None or "://" in str(root) else Path(root).expanduser()
     return below / run_dir
-
-
-def _best_next_to(last: Path) -> Path | None:
-    """The best checkpoint by what the callbacks knew at the last round."""
-    if not last.is_file():
-        return None
-    from pfl_lightning.state.checkpoints import read_checkpoint  # torch, which `pfl compare` needs for nothing
-
-    callbacks = read_checkpoint(last, weights_only=True).get("callbacks", {})
-    watching = {key: state for key, state in callbacks.items() if state.get("monitor")}
-    # A ModelCheckpoint of the user's may watch something else: the worst round, or the training loss.
-    own = [state for key, state in watching.items() if key.startswith("BestRound")] or list(watching.values())
-    best = next((state["best_model_path"] for state in own), "")
-    return last.parent / Path(best).name if best else None
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def test_pfl_methods(tmp_path, monkeypatch, capsys):
 
 MISTAKES = {
     "an unknown name": (["small_cnn", "mpl"], "unknown encoder 'mpl'; did you mean 'mlp'"),
-    "an empty list": ([], "needs at least one encoder"),
+    "an empty list": ([], "needs a list of encoders"),
     "a list as text": ("small_cnn, mlp", "a list of encoders is written as"),
     "what makes no encoder": (
         ["torch.nn.functional.relu", "mlp"],

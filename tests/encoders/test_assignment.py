@@ -63,18 +63,18 @@ def test_by_client():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: RoundRobin([]), ValueError, "RoundRobin needs at least one encoder, got an empty list"),
-        (lambda: RoundRobin("mlp"), TypeError, r"needs a list of encoders, got 'mlp': write \['mlp'\]"),
+        (lambda: RoundRobin([]), TypeError, r"RoundRobin needs a list of encoders.* got \[\]"),
+        (lambda: RoundRobin("mlp"), TypeError, "needs a list of encoders.* got 'mlp'"),
         (lambda: RoundRobin(["mpl"]), ValueError, "unknown encoder 'mpl'; did you mean 'mlp'"),
-        (lambda: RoundRobin(["mlp", 3]), TypeError, "encoder 1 of RoundRobin must be a registered name or a callable"),
-        (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "one share per encoder: 1 encoders, 2 shares"),
-        (lambda: ByShare(["mlp", "small_cnn"], [1.0, 0.0]), ValueError, "encoder small_cnn must be above 0, got 0"),
-        (lambda: ByShare(["mlp", "mlp"], [1.5, -0.5]), ValueError, "must be above 0, got -0.5"),
-        (lambda: ByShare(["mlp", "mlp"], [float("nan"), 1]), ValueError, "must be above 0, got nan"),
+        (lambda: RoundRobin(["mlp", 3]), TypeError, "RoundRobin needs a list of encoders, each a registered name"),
+        (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "a share above 0 for each of 1 encoders"),
+        (lambda: ByShare(["mlp", "small_cnn"], [1.0, 0.0]), ValueError, r"a share above 0 .*got \[1.0, 0.0\]"),
+        (lambda: ByShare(["mlp", "mlp"], [1.5, -0.5]), ValueError, "a share above 0"),
+        (lambda: ByShare(["mlp", "mlp"], [float("nan"), 1]), ValueError, "a share above 0"),
         (
             lambda: ByShare(["mlp", "mlp"], [0.5, 0.4]),
             ValueError,
-            r"must sum to 1, got .* to 0.9; RoundRobin",
+            r"with the sum 1, got \[0.5, 0.4\]; RoundRobin",
         ),
         (
             lambda: ByClient(["mlp"], [0, 0]).assign(3),
