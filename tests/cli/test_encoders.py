@@ -111,7 +111,7 @@ MISTAKES = {
     ),
     "shares that do not sum to one": (
         {**CHOICES["by share"], "init_args": {"encoders": ["small_cnn", "mlp"], "shares": [0.5, 0.6]}},
-        "must sum to 1",
+        "with the sum 1",
     ),
     "features of two widths": (
         ["small_cnn", {**MLP_64, "init_args": {"out_features": 32}}],

@@ -86,7 +86,7 @@ def test_same_seed_same_weights():
         (lambda: SmallCNN((1, 3, 8)), r"\(1, 3, 8\) is too small for SmallCNN with 2 convolutions.*0 x 2 pixels"),
         (lambda: SmallCNN((1, 0, 8)), "positive integers"),
         (lambda: SmallCNN((1, 8, 8), channels=()), "at least one convolution"),
-        (lambda: SmallCNN((1, 8, 8), kernel_size=4), "must be odd and positive, got 4"),
+        (lambda: SmallCNN((1, 8, 8), kernel_size=4), "odd, positive kernel_size, got .*kernel_size=4"),
         (lambda: MLP(()), "positive integers"),
         (lambda: MLP((4,), hidden=(0,)), "at least one unit"),
     ],
