@@ -88,7 +88,7 @@ def test_same_seed_same_weights():
         (lambda: SmallCNN((1, 8, 8), channels=()), "at least one convolution"),
         (lambda: SmallCNN((1, 8, 8), kernel_size=4), "odd, positive kernel_size, got .*kernel_size=4"),
         (lambda: MLP(()), "positive integers"),
-        (lambda: MLP((4,), hidden=(0,)), "at least one unit"),
+        (lambda: MLP((4,), hidden=(0,)), "positive integers"),
     ],
 )
 def test_bad_shapes_and_widths(build, message):
