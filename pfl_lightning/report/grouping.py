@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pfl_lightning.errors import UsageError
@@ -31,7 +30,7 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
     warning. What a run without a config had is not known: such a run of equal seeds in another folder is a row of its
     own. Runs that are not finished are none of the finished ones' rows. Runs of a study have its names of settings and
     rows. Another row is called by its method and by the options in which it differs from other rows of its block; by
-    its folder, too, where no option differs.
+    the folder of its first run, too, where no option differs.
 
     Args:
         runs: Runs.
@@ -233,24 +232,14 @@ def row_labels(block: Sequence[Group]) -> list[str]:
         further = [] if of_study else everywhere
         label = ", ".join([name, *values_of(row[0].options, list(dict.fromkeys([*paths, *further])))])
         labels.append(label if row[0].finished else f"{label}, unfinished")
-    for label in [label for label, times in Counter(labels).items() if times > 1]:
-        places = [place for place, other in enumerate(labels) if other == label]
-        for place, folder in zip(places, _differing_folders([firsts[one].path for one in places]), strict=True):
-            labels[place] = f"{label} ({folder})"
-    return labels
+    times = Counter(labels)
+    named = zip(labels, firsts, strict=True)
+    return [f"{label} ({run.path.as_posix()})" if times[label] > 1 else label for label, run in named]
 
 
 def _name(row: Group) -> str:
     """What a study calls a row; the method of other rows."""
     return next((run.place.row for run in row if run.place is not None), row[0].method)
-
-
-def _differing_folders(paths: Sequence[Path]) -> list[str]:
-    """The last folders in which paths differ; the whole paths where these do not tell them apart."""
-    for names in zip(*(path.parts[::-1] for path in paths), strict=False):
-        if len({*names}) > 1:
-            return list(names) if len({*names}) == len(names) else [path.as_posix() for path in paths]
-    return [path.as_posix() for path in paths]
 
 
 def _tells(path: str) -> bool:

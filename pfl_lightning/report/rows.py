@@ -204,27 +204,14 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
     return OverSeeds(mean, std, len(found), len(values))
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a run needed until its mean test accuracy was at a target; infinite where it never was.
-
-    Attributes:
-        rounds: Rounds.
-        megabytes: Megabytes in both directions; NaN where unknown.
-        seconds: Seconds; NaN where unknown.
-    """
-
-    rounds: float
-    megabytes: float
-    seconds: float
-
-
 ROUNDING = 1e-9
 """By how much a mean of shares of samples may be off: 0.9 is not always the mean of shares whose mean is 0.9."""
 
 
-def reach(history: Sequence[HistoryEntry], target: float) -> Target:
-    """What a run needed to reach a target.
+def reach(history: Sequence[HistoryEntry], target: float) -> dict[str, float]:
+    """Rounds, megabytes in both directions and seconds until a run's mean test accuracy was at a target.
+
+    They are infinite where it never was, NaN where they are not known.
 
     Args:
         history: The evaluated rounds, in order.
@@ -232,16 +219,17 @@ def reach(history: Sequence[HistoryEntry], target: float) -> Target:
 
     Example:
         >>> reach([HistoryEntry(5, test=0.4, bytes_up=10**6, bytes_down=2 * 10**6), HistoryEntry(10, test=0.6)], 0.4)
-        Target(rounds=5.0, megabytes=3.0, seconds=nan)
+        {'rounds': 5.0, 'megabytes': 3.0, 'seconds': nan}
     """
     means = _column(history, "test")
     if np.isnan(means).all():
-        return Target(math.nan, math.nan, math.nan)
+        return dict.fromkeys(("rounds", "megabytes", "seconds"), math.nan)
     reached = np.flatnonzero(means >= target - ROUNDING)
     if not len(reached):
-        return Target(math.inf, math.inf, math.inf)
-    seconds, first = np.cumsum(_column(history, "seconds")), reached[0]
-    return Target(float(history[first].round), float(_megabytes(history)[first]), float(seconds[first]))
+        return dict.fromkeys(("rounds", "megabytes", "seconds"), math.inf)
+    first, seconds = reached[0], np.cumsum(_column(history, "seconds"))
+    megabytes = float(_megabytes(history)[first])
+    return {"rounds": float(history[first].round), "megabytes": megabytes, "seconds": float(seconds[first])}
 
 
 def _column(history: Sequence[HistoryEntry], name: str) -> NDArray[np.float64]:

@@ -140,7 +140,7 @@ def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
 
     def until(needed: str) -> Callable[[FinishedRun], float]:
         def value(run: FinishedRun) -> float:
-            return float(getattr(reach(run.history, target or 0), needed)) if run.test.score == score else math.nan
+            return reach(run.history, target or 0)[needed] if run.test.score == score else math.nan
 
         return value
 

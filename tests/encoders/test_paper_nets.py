@@ -147,7 +147,10 @@ def test_the_small_alexnet_by_its_name_is_the_published_one():
         (lambda: FedProtoCNN((1, 28, 28), channels=0), r"\(0, 5\)"),
         (lambda: SmallAlexNet((1, 28, 28), out_features=0), "out_features must be at least 1, got 0"),
         (lambda: SmallAlexNet((1, 28, 28), hidden=0), "hidden must be at least 1"),
-        (lambda: SmallAlexNet((1, 28, 28), pooling="none"), r"pooling must be one of \('halving', 'published'\), got 'none'"),
+        (
+            lambda: SmallAlexNet((1, 28, 28), pooling="none"),
+            r"pooling must be one of \('halving', 'published'\), got 'none'",
+        ),
     ],
 )
 def test_bad_arguments(build, message):

@@ -39,23 +39,23 @@ def test_what_it_takes_to_a_target_is_that_of_a_loop():
                 rounds, found = entry.round, True
                 break
         reached = reach(entries, target)
-        assert reached.rounds == rounds
-        assert reached.megabytes == pytest.approx(bytes / 1e6 if found else math.inf)
-        assert reached.seconds == pytest.approx(seconds if found else math.inf)
+        assert reached["rounds"] == rounds
+        assert reached["megabytes"] == pytest.approx(bytes / 1e6 if found else math.inf)
+        assert reached["seconds"] == pytest.approx(seconds if found else math.inf)
 
 
 def test_a_mean_that_is_the_target_but_for_its_last_digit_reaches_it():
     shares = [53 / 60, 55 / 60, 57 / 60, 54 / 60, 54 / 60, 51 / 60]  # 324 of 360
     mean = sum(shares) / len(shares)
     assert mean < 0.9
-    assert reach([HistoryEntry(1, test=mean)], 0.9).rounds == 1
-    assert reach([HistoryEntry(1, test=0.9 - 1 / 10_000_000)], 0.9).rounds == math.inf
+    assert reach([HistoryEntry(1, test=mean)], 0.9)["rounds"] == 1
+    assert reach([HistoryEntry(1, test=0.9 - 1 / 10_000_000)], 0.9)["rounds"] == math.inf
 
 
 def test_rounds_without_an_evaluation_count_for_bytes():
     entries = [HistoryEntry(n, bytes_up=10**6, bytes_down=0, test=test) for n, test in ((1, None), (2, 0.5))]
-    assert reach(entries, 0.5).megabytes == 2.0
-    assert math.isnan(reach([], 0.5).rounds)
+    assert reach(entries, 0.5)["megabytes"] == 2.0
+    assert math.isnan(reach([], 0.5)["rounds"])
 
 
 def test_curves_hold_the_rounds_that_all_seeds_evaluated(tmp_path):
