@@ -189,7 +189,7 @@ def block_columns(rows: Sequence[MeasuredRow], settings: ReportSettings, short: 
     for column in columns:
         found.append(column)
         if headlines and column is headlines[-1]:
-            found += published_columns(rows, headlines)
+            found += published_columns(rows, settings.figure)
     return found
 
 
@@ -197,27 +197,22 @@ def headline_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> l
     """The headline alone, beside the published figures."""
     headlines = [column for column in report_columns(rows, settings) if column.is_headline]
     names = [Fact("run", lambda row: row.label), Fact("seeds", _seeds)]
-    return [*names, *headlines, *published_columns(rows, headlines)]
+    return [*names, *headlines, *published_columns(rows, settings.figure)]
 
 
-def published_columns(rows: Sequence[MeasuredRow], headlines: Sequence[Column]) -> list[Fact]:
+def published_columns(rows: Sequence[MeasuredRow], figure: str) -> list[Fact]:
     """The published figures and the differences from them; none where no row has any."""
-    if all(row.published is None for row in rows):
-        return []
-    return [
-        Fact("published, %", lambda row: "-" if row.published is None else f"{row.published:.2f}"),
-        Fact("difference", lambda row: _difference(row, headlines)),
-    ]
+
+    def difference(row: MeasuredRow) -> str:
+        return "-" if row.published is None else _signed(100 * row.headline(figure).mean - row.published)
+
+    published = Fact("published, %", lambda row: "-" if row.published is None else f"{row.published:.2f}")
+    known = any(row.published is not None for row in rows)
+    return [published, Fact("difference", difference)] if known else []
 
 
 def _seeds(row: MeasuredRow) -> str:
     return str(len(row.runs)) if len(row.runs) == row.planned else f"{len(row.runs)} of {row.planned}"
-
-
-def _difference(row: MeasuredRow, headlines: Sequence[Column]) -> str:
-    means = [column.over_seeds(row).mean for column in headlines]  # of several scores, a row has one
-    mean = next((mean for mean in means if not math.isnan(mean)), math.nan)
-    return "-" if row.published is None else _signed(100 * mean - row.published)
 
 
 def block_table(title: str, rows: Sequence[MeasuredRow], columns: Sequence[Column | Fact]) -> TextTable:

@@ -149,7 +149,7 @@ def test_the_small_alexnet_by_its_name_is_the_published_one():
         (lambda: SmallAlexNet((1, 28, 28), hidden=0), "hidden must be at least 1"),
         (
             lambda: SmallAlexNet((1, 28, 28), pooling="none"),
-            r"pooling must be one of \('halving', 'published'\), got 'none'",
+            "pooling must be one of .*'published'.*got 'none'",
         ),
     ],
 )
