@@ -318,7 +318,7 @@ def test_the_same_results_make_the_same_files(rows, tmp_path):
 
 def test_the_curves_have_panels_for_settings_and_scores(report):
     picture = Image.open(report / "curves.png")
-    assert picture.size == (1920, 4 * 456)  # two settings of two scores
+    assert picture.size == (1440, 4 * 456)  # two settings of two scores
     colors = {color for _, color in picture.convert("RGB").getcolors(maxcolors=2**24)}
     assert {(31, 119, 180), (255, 127, 14), (44, 160, 44)} <= colors
 
