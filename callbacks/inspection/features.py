@@ -88,12 +88,13 @@ class FeatureEmbedding(ProbingCallback):
             self._project(federation, points, class_names, round)
 
     def _project(self, federation: Federation, points: Points, class_names: Sequence[str], round: int) -> None:
-        clients = federation.clients
-        rows = [
-            [" ".join(class_names[label].split()), str(client), clients.labels[clients.architecture_of[client]]]
-            for label, client in zip(points.labels.tolist(), points.clients.tolist(), strict=True)
-        ]
-        self.recorder.embedding(points.name, points.values, rows, ["class", "client", "encoder"], round)
+        clients, owners = federation.clients, points.clients.tolist()
+        texts = {
+            "class": [" ".join(class_names[label].split()) for label in points.labels.tolist()],
+            "client": [str(client) for client in owners],
+            "encoder": [clients.labels[clients.architecture_of[client]] for client in owners],
+        }
+        self.recorder.embedding(points.name, points.values, texts, round)
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:

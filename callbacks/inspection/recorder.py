@@ -106,26 +106,19 @@ class Recorder:
         for writer in self._boards():
             writer.add_custom_scalars(charts)
 
-    def embedding(
-        self,
-        tag: str,
-        points: Tensor,
-        rows: Sequence[Sequence[str]],
-        columns: Sequence[str],
-        round: int,
-    ) -> None:
+    def embedding(self, tag: str, points: Tensor, texts: Mapping[str, Sequence[str]], round: int) -> None:
         """Add points to TensorBoard's Embedding Projector; a message is logged once if no logger has it.
 
         Args:
             tag: Name in the projector.
             points: The points, shape (n, d).
-            rows: Texts of each point, one per column.
-            columns: Names of these texts.
+            texts: Texts of each point, by the names of their columns.
             round: The round, with which the name ends.
         """
         boards = list(self._boards())
         for writer in boards:
-            writer.add_embedding(points, [*map(list, rows)], None, round, tag, list(columns))
+            rows = [list(row) for row in zip(*texts.values(), strict=True)]
+            writer.add_embedding(points, rows, None, round, tag, list(texts))
         if not boards and not self.silent:
             _log_once(self.folder, "the Embedding Projector is skipped: it needs a TensorBoardLogger")
 

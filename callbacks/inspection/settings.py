@@ -14,6 +14,7 @@ from pfl_lightning.federation.loop import loop_of
 
 Setting = bool | int | float | str
 METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "val_accuracy/mean", "train/loss")
+METRICS += ("final/validation_selected", "final/last", "final/best_test")
 
 
 class RunSettings(InspectionCallback):
@@ -37,28 +38,17 @@ class RunSettings(InspectionCallback):
     def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
         """Log hyper-parameters and config; a resumed run adds its own config at its first round."""
         values = settings_of(trainer, federation)
-        self.recorder.hyper_parameters(values, self._metrics(trainer))
+        self.recorder.hyper_parameters(values, METRICS)
         text = self.config or "\n".join(f"{name}: {value}" for name, value in values.items())
         self.recorder.text("config", text, trainer.current_epoch)
 
-    def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Do nothing: settings are logged at the start and at the end."""
-
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the final metrics."""
-        writer = self._writer(trainer)
+        writer = next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
         if writer is not None and self._round is not None:
             finals = {f"final/{choice}": summary.mean for choice, summary in writer.summaries().items()}
             self.recorder.scalars(finals, self._round)
             self.recorder.finished()
-
-    @staticmethod
-    def _writer(trainer: L.Trainer) -> ResultsWriter | None:
-        return next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
-
-    def _metrics(self, trainer: L.Trainer) -> tuple[str, ...]:
-        chosen = ("final/validation_selected", "final/last", "final/best_test")
-        return (*METRICS, *(chosen if self._writer(trainer) is not None else ()))
 
 
 def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting]:

@@ -118,17 +118,13 @@ def encoder_class(name: str) -> type[nn.Module]:
 
 
 def _find(name: str) -> tuple[type[nn.Module], Mapping[str, Any]]:
-    if any(mark in name for mark in "[]{},"):
-        raise ValueError(
-            f"{name!r} is no name of an encoder; a list of encoders is written as [name, name], one with arguments as "
-            "{class_path: package.Class, init_args: {...}}, and both may be mixed"
-        )
     if "." in name:
         return _imported(name), {}
     if name not in _ENCODERS:
         raise ValueError(
             f"unknown encoder {name!r}{did_you_mean(name, _ENCODERS)}; known: {', '.join(encoder_names())}; "
-            "or an import path such as package.module.Class"
+            "or an import path such as package.module.Class; a list of encoders is written as [name, name], one with "
+            "arguments as {class_path: package.Class, init_args: {...}}"
         )
     return _ENCODERS[name]
 
