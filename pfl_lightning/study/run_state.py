@@ -14,7 +14,7 @@ from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import RunLockedError, UsageError
 from pfl_lightning.runs.changes import OF_RUNS, Change, diff, listed_some
 from pfl_lightning.runs.config import SETTINGS, is_below, leaves, same_options
-from pfl_lightning.runs.files import first_config, read_config, resumed_configs
+from pfl_lightning.runs.files import CONFIG, read_config, resumed_configs
 from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
@@ -70,7 +70,7 @@ def version_of(run: Run) -> Path | None:
     Of one whose process was killed early there may be no config.
     """
     versions = RunFolder(run.folder).versions()
-    configs = {version: first_config(version) for version in versions}
+    configs = {version: version / CONFIG for version in versions}
     ours = (v for v, path in configs.items() if not path.is_file() or PROGRESS_FILE in path.read_text(errors="replace"))
     return next(ours, None)
 
@@ -113,7 +113,7 @@ def changed_options(run: Run) -> list[Change]:
 def _resumed_with(version: Path) -> list[Change]:
     """Options with which somebody went on with a run by hand, and which change its results."""
     resumed = resumed_configs(version)
-    first = read_config(first_config(version)) if resumed else {}
+    first = read_config(version / CONFIG) if resumed else {}
     found = [
         change
         for path in resumed
