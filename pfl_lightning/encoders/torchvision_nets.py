@@ -240,14 +240,8 @@ def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     """Return a network's first convolution: itself, or one like it, freshly initialized, for ``channels`` channels."""
     if convolution.in_channels == channels:
         return convolution
-    return nn.Conv2d(
-        channels,
-        convolution.out_channels,
-        convolution.kernel_size,  # type: ignore[arg-type]
-        stride=convolution.stride,  # type: ignore[arg-type]
-        padding=convolution.padding,  # type: ignore[arg-type]
-        bias=convolution.bias is not None,
-    )
+    sizes: Any = {name: getattr(convolution, name) for name in ("out_channels", "kernel_size", "stride", "padding")}
+    return nn.Conv2d(channels, **sizes, bias=convolution.bias is not None)
 
 
 def feature_width(out_features: int | None, native: int) -> int:
