@@ -28,10 +28,6 @@ thead th { border-bottom: 2px solid #888; white-space: normal; vertical-align: b
 img { max-width: 100%; }
 pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; }
 .note { max-width: 50rem; color: #444; }
-@media (prefers-color-scheme: dark) {
-  body { background: #1b1b1b; color: #ddd; } pre { background: #2a2a2a; } .note { color: #bbb; }
-  th, td { border-color: #444; } img { background: white; }
-}
 """
 
 
