@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from pfl_lightning.encoders.registry import encoder_class
+from pfl_lightning.errors import ConfigurationError
 
 EncoderFactory = Callable[[tuple[int, ...]], nn.Module]
 
@@ -48,7 +49,7 @@ class EncoderAssignment(ABC):
 
     Raises:
         ValueError: If a name is unknown.
-        TypeError: If there is no list of encoders, or an entry is neither a name nor callable.
+        ConfigurationError: If there is no list of encoders, or an entry is neither a name nor callable.
 
     Example:
         The first client gets the first encoder, all other clients the second:
@@ -65,7 +66,7 @@ class EncoderAssignment(ABC):
     def __init__(self, encoders: list[str | EncoderFactory]) -> None:
         listed = isinstance(encoders, Sequence) and not isinstance(encoders, str) and len(encoders) > 0
         if not listed or not all(isinstance(encoder, str) or callable(encoder) for encoder in encoders):
-            raise TypeError(
+            raise ConfigurationError(
                 f"{type(self).__name__} needs a list of encoders, each a registered name or a callable from the shape "
                 f"of a sample to an encoder, such as ['small_cnn', 'mlp']; got {encoders!r}"
             )

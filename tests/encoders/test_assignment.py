@@ -63,10 +63,10 @@ def test_by_client():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: RoundRobin([]), TypeError, r"RoundRobin needs a list of encoders.* got \[\]"),
-        (lambda: RoundRobin("mlp"), TypeError, "needs a list of encoders.* got 'mlp'"),
+        (lambda: RoundRobin([]), ValueError, r"RoundRobin needs a list of encoders.* got \[\]"),
+        (lambda: RoundRobin("mlp"), ValueError, "needs a list of encoders.* got 'mlp'"),
         (lambda: RoundRobin(["mpl"]), ValueError, "unknown encoder 'mpl'; did you mean 'mlp'"),
-        (lambda: RoundRobin(["mlp", 3]), TypeError, "RoundRobin needs a list of encoders, each a registered name"),
+        (lambda: RoundRobin(["mlp", 3]), ValueError, "RoundRobin needs a list of encoders, each a registered name"),
         (lambda: ByShare(["mlp"], [0.5, 0.5]), ValueError, "a share above 0 for each of 1 encoders"),
         (lambda: ByShare(["mlp", "small_cnn"], [1.0, 0.0]), ValueError, r"a share above 0 .*got \[1.0, 0.0\]"),
         (lambda: ByShare(["mlp", "mlp"], [1.5, -0.5]), ValueError, "a share above 0"),
