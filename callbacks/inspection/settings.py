@@ -13,8 +13,10 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
 
 Setting = bool | int | float | str
-METRICS = ("test_accuracy/mean", "test_accuracy/worst_decile", "val_accuracy/mean", "train/loss")
-METRICS += ("final/validation_selected", "final/last", "final/best_test")
+METRICS = (
+    *("test_accuracy/mean", "test_accuracy/worst_decile", "val_accuracy/mean", "train/loss"),
+    *("final/validation_selected", "final/last", "final/best_test"),
+)
 
 
 class RunSettings(InspectionCallback):
