@@ -6,14 +6,14 @@ import argparse
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pfl_lightning.cli.messages import nearest_flag
 from pfl_lightning.errors import UsageError
 
-__all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "Command", "WordParser", "share", "short_help", "whole_number"]
+__all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "WordParser", "number", "short_help"]
 
 TRAINER_COMMANDS = {
     "fit": "train a federation and report its test accuracies",
@@ -26,27 +26,14 @@ TRAINER_COMMANDS = {
 """Subcommands of the Trainer, which take the options of a run, with their help."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand without a Trainer.
-
-    Attributes:
-        function: ``module:function``; it is called with the list of arguments that follow the subcommand.
-        help: One line for ``pfl --help``.
-    """
-
-    function: str
-    help: str
-
-
 OTHER_COMMANDS = {
-    "methods": Command("pfl_lightning.cli.methods:print_methods", "list methods, objectives and encoders"),
-    "compare": Command("pfl_lightning.cli.compare:compare", "compare finished runs: a table and learning curves"),
-    "tensorboard": Command("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
-    "study": Command("pfl_lightning.study.command:study", "run a study file: methods, settings, seeds; one table"),
-    "reproduce": Command("pfl_lightning.study.command:reproduce", "run a study that ships, such as a paper's table"),
+    "methods": ("pfl_lightning.cli.methods:print_methods", "list methods, objectives and encoders"),
+    "compare": ("pfl_lightning.cli.compare:compare", "compare finished runs: a table and learning curves"),
+    "tensorboard": ("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
+    "study": ("pfl_lightning.study.command:study", "run a study file: methods, settings, seeds; one table"),
+    "reproduce": ("pfl_lightning.study.command:reproduce", "run a study that ships, such as a paper's table"),
 }
-"""Subcommands that need no Trainer."""
+"""Subcommands that need no Trainer: ``module:function``, which takes the arguments that follow, and their help."""
 
 HELP_TEXT = Path(__file__).with_name("short_help.txt")
 """Help on subcommands that have a Trainer: a part follows those that it is about, in brackets, or ``[all]``."""
@@ -59,8 +46,8 @@ def short_help(command: str) -> str:
         command: Its name.
     """
     _, *parts = re.split(r"^\[([\w ]+)\]\n", HELP_TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    told = "".join(text for of, text in zip(parts[::2], parts[1::2], strict=True) if {"all", command} & {*of.split()})
-    return told.format(command=command, does=textwrap.fill(f"pfl {command}: {TRAINER_COMMANDS[command]}.", 80))
+    found = "".join(text for of, text in zip(parts[::2], parts[1::2], strict=True) if {"all", command} & {*of.split()})
+    return found.format(command=command, does=textwrap.fill(f"pfl {command}: {TRAINER_COMMANDS[command]}.", 80))
 
 
 class WordParser(argparse.ArgumentParser):
@@ -84,35 +71,19 @@ class WordParser(argparse.ArgumentParser):
         raise UsageError(f"{message}{meant} ({self.prog} --help lists the options)")
 
 
-def whole_number(at_least: int) -> Callable[[str], int]:
-    """A kind of option: whole numbers from a smallest one.
+def number(kind: Callable[[str], float], fits: Callable[[float], bool], expected: str) -> Callable[[str], float]:
+    """A kind of option: numbers within limits.
 
     Args:
-        at_least: The smallest number.
+        kind: ``int`` or ``float``.
+        fits: Whether a number is within them.
+        expected: What the option must be, for the error.
     """
 
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-        if number < at_least:
-            raise argparse.ArgumentTypeError(f"must be at least {at_least}, got {number}")
-        return number
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if fits(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
 
     return read
-
-
-def share(text: str) -> float:
-    """A kind of option: shares of one.
-
-    Args:
-        text: What was typed.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1 (0.8 is 80 %), got {text}")
-    return value

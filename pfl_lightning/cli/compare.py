@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pfl_lightning.cli.commands import WordParser, share
+from pfl_lightning.cli.commands import WordParser, number
 from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.report.formats import fitting_tables
 from pfl_lightning.report.grouping import group_runs
@@ -94,15 +94,13 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--labels", nargs="+", metavar="NAME", help="names of the rows, in their order")
     add("--choice", choices=CHOICES, default="last", help="which round's accuracies (default: last)")
     add("--figure", choices=tuple(FIGURES), default="test", help="the accuracy that is compared (default: test)")
+    share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1 (0.8 is 80 %)")
     add("--target-accuracy", type=share, metavar="A", help="rounds, MB and seconds to this accuracy, such as 0.8")
     add("--reference", metavar="NAME", help="row that the others are tested against (default: the best)")
     add("--title", default="Comparison", help="title of the report")
     add("--output", type=Path, default=Path("comparison"), help="folder of the files (default: comparison)")
-    add(
-        *("--format",),
-        **{"nargs": "+", "choices": FORMATS, "default": list(FORMATS)},  # type: ignore[arg-type]
-        help="which of comparison.md, .csv, .tex, .png and .html (default: all)",
-    )
+    forms = "which of comparison.md, .csv, .tex, .png and .html (default: all)"
+    add("--format", nargs="+", choices=FORMATS, default=list(FORMATS), help=forms)
     return parser
 
 

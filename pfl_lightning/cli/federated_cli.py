@@ -20,9 +20,9 @@ from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
-from pfl_lightning.cli.stopping import explain_lost_files, hangup_as_sigterm, how_to_go_on, stopping_signal
+from pfl_lightning.cli.stopping import hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
-from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, SlurmCommand, place_callbacks
+from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, checkpoint_of_job, place_callbacks, slurm_command
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import FederationError, UsageError, refused
@@ -46,10 +46,10 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         if args is None or isinstance(args, list):
-            self._words = list(sys.argv[1:] if args is None else args)  # as they were typed
-            args = expand_engine_option(self._words)
+            self._argv = list(sys.argv[1:] if args is None else args)  # as they were typed
+            args = expand_engine_option(self._argv)
         else:
-            self._words = []
+            self._argv = []
         self._held = ExitStack()  # the run's folder
         with self._held:
             super().__init__(
@@ -82,7 +82,7 @@ class FederatedCLI(LightningCLI):
     @property
     def _typed(self) -> str:
         """The first word, which is a subcommand where there is one."""
-        return self._words[0] if self._words else ""
+        return self._argv[0] if self._argv else ""
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Give the options to the subcommand that was typed alone: those of all would take most of the start."""
@@ -92,27 +92,14 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's folder and the callbacks that every run has."""
-        parser.add_argument(
-            "--run_dir", type=str, default="runs", help="Folder of the runs; each gets version_N in it."
-        )
-        parser.add_argument(
-            "--engine",
-            type=Literal["sequential", "vectorized", "processes", "ray", "trainer"] | None,
-            default=None,
-            help="Engine of local fits, short for --model.engine; its options follow as --model.engine.NAME.",
-        )
-        parser.add_argument(
-            "--personalize",
-            type=Personalization | None,
-            default=None,
-            help="Personalization of every client after the training; null for none.",
-        )
-        parser.add_argument(
-            "--inspect",
-            type=bool | Inspection | None,
-            default=None,
-            help="Pictures and further scalars (docs/inspection.md): true for all, or with settings.",
-        )
+        engines = Literal["sequential", "vectorized", "processes", "ray", "trainer"]
+        for name, kind, default, text in (
+            ("run_dir", str, "runs", "Folder of the runs; each gets version_N in it."),
+            ("engine", engines | None, None, "Engine of local fits; its options follow as --model.engine.NAME."),
+            ("personalize", Personalization | None, None, "Personalization of every client after the training."),
+            ("inspect", bool | Inspection | None, None, "Pictures and further scalars: true, or settings."),
+        ):
+            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
         # The model is a federation here: the loop makes none.
         parser.callback_keys.append("loop")
         made = {*signature(federate).parameters} - {"cohort"}
@@ -138,17 +125,17 @@ class FederatedCLI(LightningCLI):
         apply_engine_option(config)
         apply_clipping(config)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
-        self._slurm = SlurmCommand.current(self._words)
+        self._slurm = slurm_command(self._argv)
         if self.subcommand == "partition":
             self.run_folder = runs.base / "partition"  # nothing is written there
             return
         known = None
         if self.subcommand == "fit" and self._slurm is not None:
-            began = self._slurm.checkpoint_to_go_on_from(runs)
+            began = checkpoint_of_job(self._slurm, runs)
             config.ckpt_path = str(began) if began is not None else config.ckpt_path
         if config.ckpt_path is not None:
             options = yaml.safe_load(self._parser(self.subcommand).dump(config, skip_unset=False))
-            elsewhere = any(word.startswith("--run_dir") for word in self._words)
+            elsewhere = any(word.startswith("--run_dir") for word in self._argv)
             config.ckpt_path, known = chosen_checkpoint(
                 runs, config.ckpt_path, options, goes_on=self.subcommand == "fit", elsewhere=elsewhere
             )
@@ -173,18 +160,15 @@ class FederatedCLI(LightningCLI):
         Raises:
             UsageError: A fit has no round and no personalization, or a personalization has no checkpoint.
         """
-        untrained = (
-            "to let each client adapt untrained models on purpose: pfl fit --trainer.max_epochs 0 --personalize.train "
-            "all (or another choice)"
-        )
         zero = next((name for name in ("max_epochs", "limit_train_batches") if config.trainer[name] == 0), None)
-        if self.subcommand == "fit" and zero and not config.personalize and not config.trainer.fast_dev_run:
-            is_number = "is the number of rounds, and it " if zero == "max_epochs" else ""
-            raise UsageError(f"--trainer.{zero} {is_number}is 0: nothing would be trained; {untrained}")
+        untrained = zero and not config.personalize and not config.trainer.fast_dev_run
+        wrong = f"--trainer.{zero} is 0: nothing would be trained" if self.subcommand == "fit" and untrained else ""
         if self.subcommand == "personalize" and config.ckpt_path is None:
+            wrong = "pfl personalize needs --ckpt_path, the trained model that clients adapt: last, best or a file"
+        if wrong:
             raise UsageError(
-                "pfl personalize needs --ckpt_path, the trained model that clients adapt: last, best or a file; "
-                f"{untrained}"
+                f"{wrong}; to let each client adapt untrained models on purpose: pfl fit --trainer.max_epochs 0 "
+                "--personalize.train all (or another choice)"
             )
 
     def _set_seed(self) -> None:
@@ -237,11 +221,14 @@ class FederatedCLI(LightningCLI):
         kwargs |= self._progress(kwargs["callbacks"], config.enable_progress_bar)
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())
-        trainer = super().instantiate_trainer(**kwargs)
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        adapts = Personalization() if self.subcommand == "personalize" else None  # unless the config says how
+        trainer.personalization = self.config_init[self.subcommand].personalize or adapts
         check_strategy(trainer)  # now: a fit would first start the others, and wait for them
-        trainer.callbacks.append(ArchitectureTable())  # type: ignore[attr-defined]
+        trainer.callbacks.append(ArchitectureTable())
         place_callbacks(trainer, folder, self._slurm, checkpoints=config.enable_checkpointing is not False)
-        return trainer
+        made: L.Trainer = trainer
+        return made
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
         """Leave out the best round's checkpoints where the Trainer is to write none: it would refuse them."""
@@ -274,47 +261,31 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; a stop from outside has the exit code of its signal (129, 130, 143), and says how to go on."""
         try:
-            with hangup_as_sigterm() as hangups, explain_lost_files(self.run_folder, self._how_to_go_on):
+            with hangup_as_sigterm() as hangups:
                 super()._run_subcommand(subcommand)
         except (SystemExit, KeyboardInterrupt, FederationError, OSError) as error:
             number = stopping_signal(error, self.trainer.received_sigterm, hangups)
             if number is None:
                 raise
+            how = how_to_go_on(self._argv, last_checkpoint(self.run_folder)) if subcommand == "fit" else ""
             with suppress(OSError):  # the terminal may be gone
-                print(f"pfl: stopped by {number.name}. {self._how_to_go_on()}".rstrip(), file=sys.stderr)
+                print(f"pfl: stopped by {number.name}. {how}".rstrip(), file=sys.stderr)
             sys.exit(128 + number)
-
-    def _how_to_go_on(self) -> str:
-        return how_to_go_on(self._words, last_checkpoint(self.run_folder)) if self.subcommand == "fit" else ""
-
-    def before_export(self) -> None:
-        """Take the personalization of the config, if there is one."""
-        self.trainer.exported = self._personalization()  # type: ignore[attr-defined]
-
-    def before_personalize(self) -> None:
-        """Take the personalization of the config, or else Calibre's."""
-        self.trainer.personalization = self._personalization() or Personalization()  # type: ignore[attr-defined]
 
     def after_personalize(self) -> None:
         """Print the accuracies and where they are saved."""
         print_personalization(self.trainer, self.model, self.run_folder)
 
-    def _personalization(self) -> Personalization | None:
-        settings: Personalization | None = self.config_init[self.subcommand].personalize
-        return settings
-
     def after_test(self) -> None:
         """Print the accuracies and where they are saved."""
-        print_evaluation(self.trainer, self.model, "test")
+        print_evaluation(self.trainer, self.model, "test" if self.subcommand == "test" else "validate")
 
-    def after_validate(self) -> None:
-        """Print the accuracies and where they are saved."""
-        print_evaluation(self.trainer, self.model, "validate")
+    after_validate = after_test
 
     def after_fit(self) -> None:
         """Print the results; then personalize, if the config asks for it."""
         print_fit(self.trainer, self.model)
-        if self._personalization() is not None and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self.before_personalize()
-            self.trainer.personalize(self.model, self.datamodule)  # type: ignore[attr-defined]
+        trainer: Any = self.trainer
+        if trainer.personalization is not None and not trainer.fast_dev_run:
+            trainer.personalize(self.model, self.datamodule)
             self.after_personalize()

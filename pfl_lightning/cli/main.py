@@ -8,6 +8,7 @@ import os
 import pkgutil
 import re
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -36,7 +37,7 @@ pfl SUBCOMMAND --help describes its options; pfl --version prints the version.""
 
 def help_text() -> str:
     """What ``pfl --help`` prints: every subcommand in a line."""
-    lines = {**TRAINER_COMMANDS, **{name: command.help for name, command in OTHER_COMMANDS.items()}}
+    lines = {**TRAINER_COMMANDS, **{name: text for name, (_, text) in OTHER_COMMANDS.items()}}
     width = max(len(name) for name in lines)
     return HELP.format(commands="\n".join(f"  {name:{width}}  {line}" for name, line in lines.items()))
 
@@ -78,12 +79,8 @@ def _quiet() -> None:
     # A run's folder is its own: it is not empty where the run goes on.
     warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
     for package in ("lightning.pytorch", "pytorch_lightning"):
-        logging.getLogger(f"{package}.utilities.rank_zero").addFilter(_is_no_tip)
-
-
-def _is_no_tip(record: logging.LogRecord) -> bool:
-    """Whether a message of Lightning is not an advertisement of another package."""
-    return "Tip: For seamless cloud" not in record.getMessage()
+        log = logging.getLogger(f"{package}.utilities.rank_zero")
+        log.addFilter(lambda record: "Tip: For seamless cloud" not in record.getMessage())
 
 
 OWN = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/\S+\.py:\d+: UserWarning: ")
@@ -142,7 +139,7 @@ def _run(argv: list[str], args: list[str] | None) -> None:
     _import_from_here()
     check_config_files(argv)
     if argv[0] in OTHER_COMMANDS:
-        pkgutil.resolve_name(OTHER_COMMANDS[argv[0]].function)(argv[1:])
+        pkgutil.resolve_name(OTHER_COMMANDS[argv[0]][0])(argv[1:])
     else:
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
@@ -203,10 +200,8 @@ def _open_streams() -> None:
 
 def _is_said_by_others(error: Exception) -> bool:
     """Whether Lightning or an optimizer or scheduler of PyTorch has raised an error itself, of what it was given."""
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    module = "" if where is None else str(where.tb_frame.f_globals.get("__name__"))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
     return module.startswith(("lightning.", "pytorch_lightning.", "torch.optim."))
 
 

@@ -17,28 +17,20 @@ __all__ = ["NEAR", "OF_CLASSES", "OTHER_NAMES", "clip", "explain", "nearest_flag
 
 # ---------------------------------------------------------------------- names that are known
 
-OTHER_NAMES = {
-    "clients": "data.partition.num_clients",
-    "cohort_size": "loop.cohort",
-    "communication_rounds": "trainer.max_epochs",
-    "dataset": "data",
-    "device": "trainer.accelerator",
-    "fraction": "loop.cohort",
-    "gpus": "trainer.devices",
-    "learning_rate": "model.method.lr",
-    "local_epochs": "model.method.epochs",
-    "max_rounds": "trainer.max_epochs",
-    "num_epochs": "model.method.epochs",
-    "num_rounds": "trainer.max_epochs",
-    "output": "run_dir",
-    "output_dir": "run_dir",
-    "participation": "loop.cohort",
-    "resume": "ckpt_path",
-    "rounds": "trainer.max_epochs",
-    "seed": "seed_everything",
-    "train_epochs": "model.method.epochs",
-    "trainer.epochs": "trainer.max_epochs",
+_ELSEWHERE = {
+    "ckpt_path": ("resume",),
+    "data": ("dataset",),
+    "data.partition.num_clients": ("clients",),
+    "loop.cohort": ("cohort_size", "fraction", "participation", "participation_rate"),
+    "model.method.epochs": ("local_epochs", "num_epochs", "train_epochs"),
+    "model.method.lr": ("learning_rate",),
+    "run_dir": ("output", "output_dir"),
+    "seed_everything": ("seed",),
+    "trainer.accelerator": ("device",),
+    "trainer.devices": ("gpus",),
+    "trainer.max_epochs": ("communication_rounds", "max_rounds", "num_rounds", "rounds", "trainer.epochs"),
 }
+OTHER_NAMES = {name: option for option, names in _ELSEWHERE.items() for name in names}
 """Names that options have elsewhere."""
 
 OF_CLASSES = (
@@ -211,8 +203,8 @@ def _plain(text: str, words: dict[str, str] = _PLAINLY) -> str:
 def _types(reports: list[str], message: str) -> str:
     """All types that would do, and the given value."""
     expected = [_plain(re.sub(r"^Expected an? ", "", text).partition(". Got value: ")[0]) for text in reports]
-    said = r"(?:dot import path string: |path but |(?:Got|Given) value: )(.*?)(?: either .*|\. Got value: .*)?$"
-    found = [value for text in (*reports, message) for value in re.findall(said, text, re.MULTILINE)] or [""]
+    given = r"(?:dot import path string: |path but |(?:Got|Given) value: )(.*?)(?: either .*|\. Got value: .*)?$"
+    found = [value for text in (*reports, message) for value in re.findall(given, text, re.MULTILINE)] or [""]
     value = next((one for one in found if not one.startswith(("NestedArg(", "Namespace("))), found[0])
     value = re.sub(r"^NestedArg\(.*?\bval='?(.*?)'?\)$", r"\1", value)
     value = "a mapping" if value.startswith("Namespace(") else value
@@ -267,11 +259,9 @@ def _class_before(message: str, found: re.Match[str]) -> str:
     """Import path of the class whose option a report is about: named before it, or in the value behind it."""
     if before := re.search(r"class_path '([\w.]+)':\s*$", message[: found.start()]):
         return before[1]
-    value, inner = message[found.end() :], ""
-    while value != inner:  # what stands within the value has classes of its own
-        value, inner = re.sub(r"(?<!value)[=:] ?\w*[({\[][^(){}\[\]]*[)}\]]", "", value), value
-    own = re.search(r"class_path'?[=:] ?'([\w.]+)'", value)
-    return own[1] if own else ""
+    value = message[found.end() :].partition("\n")[0]  # what stands within it has classes of its own
+    own = re.search(r"value: (?:Namespace\(|\{')class_path'?[=:] ?'([\w.]+)'|class_path'?[=:] ?'([\w.]+)'[)}]$", value)
+    return own[1] or own[2] if own else ""
 
 
 def _option_of_class(name: str, path: str, option: str) -> str:

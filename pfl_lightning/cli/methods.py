@@ -151,8 +151,8 @@ def read_costs() -> dict[str, MethodCosts]:
 def method_rows() -> list[MethodRow]:
     """The methods of the catalog with what was measured of them: whether encoders must be equal, too."""
     measured, rows = read_costs(), list[MethodRow]()
-    for name, year, paper, shared, modules, said in read_catalog()["methods"]:
-        costs, needs = measured.get(name), [need for need in said.split(", ") if need]
+    for name, year, paper, shared, modules, needed in read_catalog()["methods"]:
+        costs, needs = measured.get(name), [need for need in needed.split(", ") if need]
         needs += ["equal encoders"] if costs is not None and not costs.unequal_encoders else []
         rows.append(MethodRow(name, year, paper, shared, modules, tuple(needs), costs))
     return rows
@@ -199,9 +199,6 @@ def method_card(row: MethodRow) -> Table:
 def _measured(costs: MethodCosts, baseline: MethodCosts) -> Mapping[str, str]:
     for_each = f"{_kilobytes(costs.server_bytes_per_client)} a client"
     time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
-    if costs.overhead is not None and costs.overhead_long is not None:
-        plain = f"{costs.overhead:.2f} times a plain loop of as many operations"
-        time += f"; {plain}, {costs.overhead_long:.2f} with more steps"
     return {
         "the server sends": f"{', '.join(costs.down) or 'nothing'}: {_kilobytes(costs.down_bytes)}",
         "a client sends": f"{', '.join(costs.up) or 'nothing'}: {_kilobytes(costs.up_bytes)}",

@@ -1,20 +1,18 @@
-"""Commands that are stopped from outside, or whose files were taken away: signals, exit codes and words."""
+"""Commands that are stopped from outside: signals, exit codes, and how to go on."""
 
 from __future__ import annotations
 
 import shlex
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from pfl_lightning.errors import FederationError
 from pfl_lightning.jobs.supervision import handled_signals
-from pfl_lightning.state.files import FULL, file_below
 
-__all__ = ["explain_lost_files", "hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
+__all__ = ["hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
 
 
 @contextmanager
@@ -73,36 +71,3 @@ def how_to_go_on(arguments: Sequence[str], last: Path) -> str:
         elif not word.startswith("--ckpt_path="):
             argv.append(word)
     return f"Go on after the last finished round with:\npfl {shlex.join([*argv, '--ckpt_path', str(last)])}"
-
-
-@contextmanager
-def explain_lost_files(run: Path, how: Callable[[], str]) -> Iterator[None]:
-    """Inside, an error of a file of the run, whoever reads or writes it, becomes a sentence.
-
-    TensorBoard writes in a thread, which keeps its error, and every later call of the writer raises it. Inside, the
-    thread does not print that error, too.
-
-    Args:
-        run: The run's folder.
-        how: Says how to go on.
-
-    Raises:
-        FederationError: Names the file. A full disk is told by others.
-    """
-    before = threading.excepthook
-
-    def hook(error: threading.ExceptHookArgs) -> None:
-        kept = getattr(error.thread, "exception", None)
-        if kept is None or kept is not error.exc_value:
-            before(error)
-
-    threading.excepthook = hook
-    try:
-        yield
-    except OSError as error:
-        path = None if error.errno in FULL else file_below(error, run)
-        if path is None:
-            raise
-        raise FederationError(f"{path} cannot be read or written ({error.strerror}). {how()}".rstrip()) from error
-    finally:
-        threading.excepthook = before

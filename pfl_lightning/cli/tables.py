@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +21,7 @@ from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
-from pfl_lightning.runs.results import as_text
+from pfl_lightning.runs.results import as_text, csv_text
 from pfl_lightning.state.files import replace_file
 
 __all__ = [
@@ -33,36 +30,39 @@ __all__ = [
     "print_evaluation",
     "print_fit",
     "print_personalization",
-    "say_unevaluated",
     "write_personalization",
 ]
 
 
 def print_fit(trainer: Any, federation: Federation) -> None:
-    """Print a training's accuracies and where they are saved."""
+    """Print a training's accuracies and where they are saved; or that it has none, and how to get them."""
     if trainer.fast_dev_run:
         return
     writer = _results_writer(trainer)
     folder = writer.folder(trainer)
-    if not writer.chosen:
-        say_unevaluated(trainer, folder)
+    if writer.chosen:
+        Console().print(fit_table(federation, writer))
+        print(f"Results: {folder}/results.json, clients.csv")
+        if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
+            print(f"TensorBoard: pfl tensorboard {folder.parent}")
         return
-    Console().print(fit_table(federation, writer))
-    print(f"Results: {folder}/results.json, clients.csv")
-    if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-        print(f"TensorBoard: pfl tensorboard {folder.parent}")
+    every, last = trainer.check_val_every_n_epoch, last_checkpoint(folder)
+    why = f" (check_val_every_n_epoch is {every}, and the run has {trainer.current_epoch} rounds)"
+    how = f"; `pfl test --ckpt_path {last}` with the options of this run evaluates the last one"
+    print(
+        f"Results: {folder}/results.json, without accuracies: no round was evaluated"
+        f"{why if every and every > trainer.current_epoch else ''}{how if last.is_file() else ''}"
+    )
 
 
 def print_evaluation(trainer: Any, federation: Federation, name: Literal["test", "validate"]) -> None:
     """Print the accuracies of ``pfl test`` or ``pfl validate`` and where they are saved."""
     part: Part = "test" if name == "test" else "validation"
     folder = _results_writer(trainer).folder(trainer)
-    scores = federation.test_scores if part == "test" else federation.validation_scores
     limit = "limit_test_batches" if part == "test" else "limit_val_batches"
-    if not scores and getattr(trainer, limit) == 0:
-        print(f"{limit} is 0: nothing was evaluated")
-    elif not scores:
-        print(f"No client has a {part} part: nothing was evaluated")
+    if not _scores(federation, part):
+        none = f"{limit} is 0" if getattr(trainer, limit) == 0 else f"No client has a {part} part"
+        print(f"{none}: nothing was evaluated")
     elif (folder / f"{name}.json").is_file() and not trainer.fast_dev_run:
         Console().print(evaluation_table(federation, part))
         print(f"Results: {folder}/{name}.json, {name}_clients.csv")
@@ -83,25 +83,9 @@ def _results_writer(trainer: Any) -> ResultsWriter:
     return next(callback for callback in trainer.callbacks if isinstance(callback, ResultsWriter))
 
 
-def say_unevaluated(trainer: L.Trainer, folder: Path) -> None:
-    """Say that a run has ended without accuracies, and how to get them."""
-    every, last = trainer.check_val_every_n_epoch, last_checkpoint(folder)
-    why = f" (check_val_every_n_epoch is {every}, and the run has {trainer.current_epoch} rounds)"
-    told = f"; `pfl test --ckpt_path {last}` with the options of this run evaluates the last one"
-    print(
-        f"Results: {folder}/results.json, without accuracies: no round was evaluated"
-        f"{why if every and every > trainer.current_epoch else ''}{told if last.is_file() else ''}"
-    )
+def _scores(federation: Federation, part: Part) -> Mapping[int, EvalMetrics]:
+    return federation.test_scores if part == "test" else federation.validation_scores
 
-
-WHAT = {
-    "linear": "a linear head",
-    "linear+encoder": "a linear head and the encoder",
-    "head": "the head",
-    "all": "the whole model",
-    "nothing": "nothing",
-}
-"""What is trained, by the value of ``train``."""
 
 ADAPTED = {"score": "classifier", "model": "fine_tuned"}
 """What an evaluation gives after clients have adapted something."""
@@ -109,8 +93,7 @@ ADAPTED = {"score": "classifier", "model": "fine_tuned"}
 
 def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[int, AccuracySummary]]:
     """Number of clients and summary of those that trained, of those that could have and did not, and of novel ones."""
-    novel, idle = set(federation.data.novel), set(federation.never_trained)
-    scores = federation.test_scores if part == "test" else federation.validation_scores
+    novel, idle, scores = set(federation.data.novel), set(federation.never_trained), _scores(federation, part)
     groups: dict[str, Mapping[int, EvalMetrics]] = {
         "participating": {c: s for c, s in scores.items() if c not in novel | idle},
         "never_trained": {c: s for c, s in scores.items() if c in idle},
@@ -127,9 +110,9 @@ def personalization_table(federation: Federation, personalization: Personalizati
     """Mean, spread and extremes of the test accuracies, in %."""
     if not personalization.adapts:
         return _table(f"{federation.method_name}, as trained: {score_name(federation, 'test')}, in %", federation)
-    what = WHAT[personalization.train] + (", augmented" if personalization.augment else "")
-    epochs = f"{personalization.epochs} epoch" + ("s" if personalization.epochs > 1 else "")
-    return _table(f"{federation.method_name}, personalized ({what}, {epochs}): test accuracy, in %", federation)
+    how = personalization.train + ", augmented" * personalization.augment
+    how += f", {personalization.epochs} epoch" + "s" * (personalization.epochs > 1)
+    return _table(f"{federation.method_name}, personalized ({how}): test accuracy, in %", federation)
 
 
 def evaluation_table(federation: Federation, part: Part) -> Table:
@@ -180,22 +163,21 @@ def write_personalization(
         "not_personalized": federation.finetune_failures,
     }
     for name, (number, found) in _summaries(federation).items():
-        figures = {**found.as_dict(), "variance": found.std**2}
-        content[name] = {"num_clients": number, **{key: _known(value) for key, value in figures.items()}}
+        figures = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
+        content[name] = {key: None if value != value else value for key, value in figures.items()}  # NaN
     text = as_text(content)
     kept = _keep_other(folder, json.loads(text))
-    with replace_file(folder / PERSONALIZED) as temporary:
-        temporary.write_text(text)
     novel, failed, trained = set(federation.data.novel), set(federation.finetune_failures), federation.rounds_trained
-    with replace_file(folder / EVALUATIONS[PERSONALIZED]) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        columns = ["client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples"]
-        writer.writerow([*columns, "test_accuracy", "test_loss"])
-        for client, score in federation.test_scores.items():
-            adapted = personalization.adapts and client not in failed
-            samples = len(federation.data.client_data(client).train)
-            known = [client, int(client in novel), int(adapted), samples, trained[client], score.num_samples]
-            writer.writerow([*known, _known(score.accuracy), _known(score.loss)])
+    columns = ("client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples")
+    rows: list[Sequence[Any]] = [(*columns, "test_accuracy", "test_loss")]
+    for client, score in federation.test_scores.items():
+        adapted = personalization.adapts and client not in failed
+        samples = len(federation.data.client_data(client).train)
+        known = (client, int(client in novel), int(adapted), samples, trained[client], score.num_samples)
+        rows.append((*known, score.accuracy, score.loss))
+    for file, written in ((PERSONALIZED, text), (EVALUATIONS[PERSONALIZED], csv_text(rows))):
+        with replace_file(folder / file) as temporary:
+            temporary.write_text(written, newline="")
     return kept
 
 
@@ -209,8 +191,3 @@ def _keep_other(folder: Path, content: Mapping[str, Any]) -> Path | None:
         if all(earlier.get(key) == content[key] for key in ("personalization", "round", "seed")):
             return None
     return rename_aside(path)
-
-
-def _known(figure: float) -> float | None:
-    """The figure, or nothing for NaN."""
-    return None if math.isnan(figure) else figure

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from pfl_lightning.runs.folder import RunFolder, of_a_run
 from pfl_lightning.state.best_round import BestRound, LastRound
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["FederatedTrainer", "SaveConfig", "SlurmCommand", "place_callbacks"]
+__all__ = ["FederatedTrainer", "SaveConfig", "checkpoint_of_job", "place_callbacks", "slurm_command"]
 
 
 class FederatedTrainer(L.Trainer):
@@ -91,16 +90,14 @@ class FederatedTrainer(L.Trainer):
             raise UsageError(f"--clients: {got}; clients are 0 to {datamodule.num_clients - 1}")
         self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
         self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
-        settings = self.exported
+        settings = self.personalization
         with nullcontext() if settings is None else model.personalized(settings):
             written = export_clients(model, output, chosen)
         how = "" if settings is None else f", personalized ({settings.train})"
         print(f"Saved {len(written)} models in {output}{how}")
 
-    exported: Personalization | None = None
-    """What clients adapt before they are exported."""
-
-    personalization = Personalization()
+    personalization: Personalization | None = None
+    """What clients adapt before they are exported or evaluated."""
 
     def personalize(
         self,
@@ -117,32 +114,22 @@ class FederatedTrainer(L.Trainer):
             ckpt_path: A checkpoint, ``last`` or ``best``.
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
-        with model.personalized(self.personalization):
+        with model.personalized(self.personalization or Personalization()):
             self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
-
-
-def _other_data(federation: Any) -> list[Change]:
-    """What the results of a run on other data must say: the options may be the same."""
-    before, now = federation.data_before, getattr(federation.data, "data_fingerprint", None)
-    return [] if before is None else [Change(DATA, before, now)]
-
-
-def _loop(trainer: L.Trainer) -> RoundLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))  # type: ignore[attr-defined]
 
 
 class SaveConfig(SaveConfigCallback):
     """Saves the resolved config into the run's folder; a resumed run keeps the first one and adds its own."""
 
     folder: Path
-    slurm: SlurmCommand | None = None
+    slurm: dict[str, Any] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused leaves no config behind."""
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Save the config."""
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run:
             return
         path, number = self.folder / self.config_filename, 0
         before = read_config(newest_config(self._origin(trainer)))
@@ -152,11 +139,16 @@ class SaveConfig(SaveConfigCallback):
         with replace_file(path) as temporary:
             self.parser.save(self.config, temporary, skip_unset=False, overwrite=True, multifile=self.multifile)
         if before:
-            found = record_changes(self.folder, path, before, _loop(trainer).rounds + 1, _other_data(pl_module))
+            loop = next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))
+            data = pl_module.data_before, getattr(pl_module.data, "data_fingerprint", None)
+            # What the results of a run on other data must say: the options may be the same.
+            other = [] if data[0] is None else [Change(DATA, *data)]
+            found = record_changes(self.folder, path, before, loop.rounds + 1, other)
             if found:
                 print(f"{self.folder} goes on with other options (see changes.json): {listed_some(found)}")
         if self.slurm is not None:
-            self.slurm.record(self.folder)
+            with replace_file(self.folder / SLURM_JOB) as temporary:
+                temporary.write_text(json.dumps(self.slurm, indent=2) + "\n")
 
     def _origin(self, trainer: L.Trainer) -> Path:
         """The run that goes on: that of the folder, or, in a new one, that of the checkpoint."""
@@ -165,24 +157,22 @@ class SaveConfig(SaveConfigCallback):
         return of_a_run(Path(trainer.ckpt_path)) or self.folder
 
 
-def place_callbacks(trainer: L.Trainer, folder: Path, slurm: SlurmCommand | None, *, checkpoints: bool) -> None:
+def place_callbacks(trainer: L.Trainer, folder: Path, slurm: dict[str, Any] | None, *, checkpoints: bool) -> None:
     """Let the Trainer's callbacks write to the run's folder, and add the one that saves the last round.
 
     Args:
         trainer: The Trainer, with all other callbacks.
         folder: The run's folder; a callback with a folder of its own keeps that.
-        slurm: SLURM's command, if the run is one of its jobs.
+        slurm: What :func:`slurm_command` says.
         checkpoints: Whether the Trainer writes checkpoints.
     """
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    places = {ResultsWriter: folder, BestRound: folder / "checkpoints", InspectionCallback: folder / "inspection"}
     for callback in callbacks:
-        if isinstance(callback, ResultsWriter):
-            callback.dirpath = callback.dirpath or str(folder)
-        elif isinstance(callback, BestRound):
-            callback.dirpath = callback.dirpath or str(folder / "checkpoints")
-        elif isinstance(callback, InspectionCallback):
-            callback.dirpath = callback.dirpath or str(folder / "inspection")
-        elif isinstance(callback, SaveConfig):
+        for kind, place in places.items():
+            if isinstance(callback, kind):
+                callback.dirpath = callback.dirpath or str(place)
+        if isinstance(callback, SaveConfig):
             callback.folder, callback.slurm = folder, slurm
     if checkpoints:
         # save_last of ModelCheckpoint follows the best round: it writes only when a best round is written.
@@ -192,39 +182,27 @@ def place_callbacks(trainer: L.Trainer, folder: Path, slurm: SlurmCommand | None
     callbacks.sort(key=lambda one: isinstance(one, Checkpoint) and not isinstance(one, BestRound))
 
 
-@dataclass(frozen=True)
-class SlurmCommand:
-    """A command within a job; a job that fits several seeds has several.
+def slurm_command(argv: Sequence[str]) -> dict[str, Any] | None:
+    """The job of SLURM that this process belongs to, with the command line; ``None`` outside of one.
 
-    Attributes:
-        job: Number of the job, with that of the task for an array.
-        arguments: The command's words.
+    A job that fits several seeds has several commands. The job's number has that of the task for an array.
+
+    Args:
+        argv: The command's words.
     """
+    job = slurm_job()
+    return None if job is None else {"job": job, "arguments": [*argv]}
 
-    job: str
-    arguments: tuple[str, ...]
 
-    @classmethod
-    def current(cls, arguments: Sequence[str]) -> SlurmCommand | None:
-        """The command of this process; ``None`` outside of SLURM."""
-        job = slurm_job()
-        return None if job is None else cls(job, tuple(arguments))
+def checkpoint_of_job(command: dict[str, Any], runs: RunFolder) -> Path | None:
+    """The last round of the run that a command began before SLURM started its job again, if it did.
 
-    def record(self, run: Path) -> None:
-        """Write into a run's folder that it is this command's."""
-        with replace_file(run / SLURM_JOB) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
-
-    def checkpoint_to_go_on_from(self, runs: RunFolder) -> Path | None:
-        """The last round of the run that this command began before SLURM started its job again, if it did."""
-        if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
-            return None
-        for run in reversed(runs.versions()):
-            last = last_checkpoint(run)
-            if self._began(run) and last.is_file():
-                return last
-        return None
-
-    def _began(self, run: Path) -> bool:
-        path = run / SLURM_JOB
-        return path.is_file() and json.loads(path.read_text()) == {"job": self.job, "arguments": [*self.arguments]}
+    Args:
+        command: What :func:`slurm_command` says.
+        runs: Where its runs lie.
+    """
+    for run in reversed(runs.versions()) if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else ():
+        path, last = run / SLURM_JOB, last_checkpoint(run)
+        if path.is_file() and json.loads(path.read_text()) == command and last.is_file():
+            return last
+    return None

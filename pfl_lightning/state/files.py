@@ -85,20 +85,6 @@ def _output_fails() -> bool:
     return False
 
 
-def file_below(error: OSError, folder: Path) -> Path | None:
-    """The file that an error is about, if it lies in a folder, or is the folder.
-
-    Args:
-        error: The error; TensorBoard's names its file in bytes, and one of a pipe names none.
-        folder: The folder.
-    """
-    named = error.filename
-    if not isinstance(named, (str, bytes, os.PathLike)):
-        return None
-    path = Path(os.fsdecode(named))
-    return path if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)) else None
-
-
 def _full(error: BaseException) -> str | None:
     """Why there is no room; ``None`` for other errors. Torch's writer may hide the error behind one of its own."""
     seen: list[BaseException] = []  # an exception that is raised again and again may be in its own context

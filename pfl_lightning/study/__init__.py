@@ -2,22 +2,19 @@
 
 =======================================  ==========================================================================
 ``command``                              ``pfl study`` and ``pfl reproduce``, and what their command lines say
-``definition``, ``reader``               what a study consists of, and what its file may hold
+``reader``                               what a study consists of, and what its file may hold
 ``plan``, ``options``                    rows and runs, with configs and folders; configs read and changed by paths
 ``conduct``                              the steps of one command: plan, check, search, run, report
 ``check``                                configs are checked before anything is run
-``runner``                               starts runs, several at once, beside other commands on the same folder
-``callbacks``, ``display``               a run says how far it is; what is shown of all of them, and the time left
-``run_state``                            how far a run is by its folder, and what was made with other options
+``runner``                               how far a run is, by its folder; plays them, several at once, beside others
+``callbacks``, ``display``               a run says how far it is; what is shown of all of them, and the table
 ``searches``, ``tuner``                  rows whose options are searched; the search and its trials with optuna
-``tables``                               the tables of what is done
 =======================================  ==========================================================================
 """
 
-from pfl_lightning.study.definition import Dimension, Published, Search, Study
 from pfl_lightning.study.options import merge, with_option
 from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
-from pfl_lightning.study.reader import read_study
+from pfl_lightning.study.reader import Dimension, Published, Search, Study, read_study
 
 __all__ = [
     "Cell",

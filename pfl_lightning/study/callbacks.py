@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,15 +13,13 @@ import lightning as L
 from pfl_lightning.callbacks.run_facts import evaluated
 from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.run_state import Progress, read_progress
+from pfl_lightning.study.runner import Progress, read_progress
 
 __all__ = ["ProgressFile", "ValidationOnly"]
 
 
 METRICS = {"test": "test_accuracy/mean", "validation": "val_accuracy/mean"}
 """What of a run's metrics is shown while it runs."""
-
-NOTHING = Progress(0, 0, 0.0)
 
 
 class ProgressFile(L.Callback):
@@ -34,19 +31,16 @@ class ProgressFile(L.Callback):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._began, self._played = 0.0, 0
-        self._last = NOTHING
+        self._last = Progress(0, 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; a run that goes on takes over the last accuracies and the best round so far."""
-        self._began, self._played = time.monotonic(), 0
-        self._last = (read_progress(Path(self.path)) if trainer.current_epoch else None) or NOTHING
+        """Begin anew; a run that goes on takes over the last accuracies and the best round so far."""
+        self._last = (read_progress(Path(self.path)) if trainer.current_epoch else None) or Progress(0, 0)
         if isinstance(pl_module, Federation):
             self._last = replace(self._last, score=evaluated(pl_module)["score"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file; a full disk is left to those who write more."""
-        self._played += 1
         found = {name: trainer.callback_metrics.get(metric) for name, metric in METRICS.items()}
         new: dict[str, Any] = {name: float(value) for name, value in found.items() if value is not None}
         best = [value for value in (self._last.best_validation, new.get("validation")) if value is not None]
@@ -54,7 +48,6 @@ class ProgressFile(L.Callback):
             self._last,
             round=trainer.current_epoch + 1,
             rounds=trainer.max_epochs or 0,
-            seconds_per_round=(time.monotonic() - self._began) / self._played,
             best_validation=max(best, default=None),
             **new,
         )

@@ -46,8 +46,8 @@ def check_configs(runs: Sequence[Run]) -> None:
             wrong.setdefault(error, []).append(run.cell.name)
     if wrong:
         others = {error: f" and {len(names) - 1} more" if len(names) > 1 else "" for error, names in wrong.items()}
-        said = "\n".join(f"{names[0]}{others[error]}: {error}" for error, names in wrong.items())
-        raise UsageError(f"the study's configs do not fit pfl fit:\n{said}")
+        lines = "\n".join(f"{names[0]}{others[error]}: {error}" for error, names in wrong.items())
+        raise UsageError(f"the study's configs do not fit pfl fit:\n{lines}")
 
 
 def config_errors(configs: Sequence[Config]) -> list[str | None]:
@@ -63,16 +63,18 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
         path = Path(folder) / "run.yaml"
         for config in configs:
             write_yaml(path, dict(config))
-            argv, said = ["fit", "--config", str(path)], io.StringIO()
+            argv, printed = ["fit", "--config", str(path)], io.StringIO()
             try:
-                with redirect_stderr(said):
+                with redirect_stderr(printed):
                     if cli is None:  # one parser for all
                         cli = _parsed_cli(argv)
                     else:
                         cli.parse_arguments(cli.parser, argv)
                     found.append(_value_error(cli))
             except SystemExit:
-                lines = [line for line in said.getvalue().splitlines() if line and not line.startswith("(all options")]
+                lines = [
+                    line for line in printed.getvalue().splitlines() if line and not line.startswith("(all options")
+                ]
                 found.append("; ".join(lines).removeprefix("pfl: "))
             except (ValueError, TypeError) as error:
                 from pfl_lightning.cli.messages import shorten
@@ -120,16 +122,8 @@ def _parsed_cli(argv: list[str]) -> Any:
     from pfl_lightning.cli.federated_cli import FederatedCLI
 
     class Parsed(FederatedCLI):
-        def before_instantiate_classes(self) -> None:
-            pass
+        def _nothing(self, *args: Any) -> None: ...
 
-        def instantiate_classes(self) -> None:
-            pass
-
-        def _run_subcommand(self, subcommand: str) -> None:
-            pass
-
-        def _set_seed(self) -> None:
-            pass
+        before_instantiate_classes = instantiate_classes = _run_subcommand = _set_seed = _nothing  # type: ignore[assignment]
 
     return Parsed(argv)

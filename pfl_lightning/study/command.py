@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 import pfl_lightning
-from pfl_lightning.cli.commands import WordParser, whole_number
-from pfl_lightning.cli.messages import NEAR, OTHER_NAMES, nearest_flag, nearest_option
+from pfl_lightning.cli.commands import WordParser, number
+from pfl_lightning.cli.messages import OTHER_NAMES, nearest_flag, nearest_option
 from pfl_lightning.errors import UsageError
-from pfl_lightning.names import nearest
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.state.files import explain_full_disk
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.reader import read_study
@@ -89,10 +87,8 @@ def reproduce(args: list[str]) -> None:
         return
     name = arguments.study.removesuffix(".yaml")
     if name not in studies:
-        meant = _meant(name.lower().replace("_", "-"), list(studies))
-        own = f"; a study file of your own is run by pfl study {shlex.quote(arguments.study)}"
-        own = own if Path(arguments.study).is_file() else ""
-        raise UsageError(f"no study {name!r} ships{meant}{own} (`pfl reproduce` lists them)")
+        meant = did_you_mean(name.lower().replace("_", "-"), list(studies))
+        raise UsageError(f"no study {name!r} ships{meant} (`pfl reproduce` lists them; pfl study FILE runs a file)")
     if arguments.scale is None and DEFAULT_SCALE in read_study(studies[name]).scales:
         arguments.scale = DEFAULT_SCALE
     on_digits = arguments.scale == ON_DIGITS
@@ -104,16 +100,6 @@ def reproduce(args: list[str]) -> None:
         if path != "data" or not on_digits
     ]
     _conduct(studies[name], arguments, ["reproduce", *args])
-
-
-def _meant(name: str, studies: Sequence[str]) -> str:
-    """The study that is like an unknown name, or all that have it in their names."""
-    whole = r"(?!\d)" if name[-1:].isdigit() else ""  # table1 is not table10
-    having = [study for study in studies if re.search(rf"(?<![a-z\d]){re.escape(name)}{whole}", study)]
-    if len(having) > 1:
-        return f"; these have it in their names: {', '.join(having)}"
-    near = having[0] if having else nearest(name, studies, NEAR)
-    return f"; did you mean {near}?" if near else ""
 
 
 def _conduct(path: Path, arguments: argparse.Namespace, argv: list[str]) -> None:
@@ -146,7 +132,8 @@ def study_parser(command: str, what: str, description: str) -> argparse.Argument
         description=description,
         epilog="Options of pfl fit, such as --trainer.max_epochs 5 or --data.init_args.root DIR, go to every run.",
     )
-    at_least_1, at_least_0 = whole_number(at_least=1), whole_number(at_least=0)
+    at_least_1 = number(int, lambda value: value >= 1, "a whole number of at least 1")
+    at_least_0 = number(int, lambda value: value >= 0, "a whole number of at least 0")
     add = parser.add_argument
     add("study", nargs="?", default="", metavar=what)
     add("--scale", help="a scale of the study, such as smoke, reduced or paper")

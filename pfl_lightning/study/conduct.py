@@ -18,14 +18,12 @@ from pfl_lightning.jobs.processes import LocalStarter, cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, stopping_signals
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.folder import RunFolder
-from pfl_lightning.study.definition import Search, Study
-from pfl_lightning.study.display import Display
+from pfl_lightning.study.display import Display, by_options, counted, print_tables
 from pfl_lightning.study.options import Config, option_of
 from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
-from pfl_lightning.study.run_state import RunState, claim, difference, state_of, version_of
-from pfl_lightning.study.runner import Runner
+from pfl_lightning.study.reader import Search, Study
+from pfl_lightning.study.runner import Runner, RunState, claim, difference, state_of, version_of
 from pfl_lightning.study.searches import NoTrialError, check_searched, search_row, with_answers, with_some_values
-from pfl_lightning.study.tables import by_options, counted, print_tables
 
 __all__ = ["Conductor"]
 
@@ -89,12 +87,9 @@ class Conductor:
         """
         every, asked = self._all_runs(), {cell.path for cell in self.cells if self._is_asked(cell)}
         rows = asked | {run.cell.path for run in every if version_of(run) is not None}
-        runs = [run for run in every if run.cell.path in rows]
-        reasons = dict(failed or {})
-        for run in runs:
-            if run.cell.name in self._failed_searches:
-                reasons[run.name] = "no trial of its search succeeded"
-        print_tables(self.study, runs, self.output, self.console, reasons)
+        runs, searched = [run for run in every if run.cell.path in rows], self._failed_searches
+        reasons = {run.name: "no trial of its search succeeded" for run in runs if run.cell.name in searched}
+        print_tables(self.study, runs, self.output, self.console, {**(failed or {}), **reasons})
         if left_out := len({run.cell.path for run in every} - rows):
             self._print(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
@@ -195,12 +190,11 @@ class Conductor:
             choice=self.study.choice,
             processes=min(self.processes, here) if self.arguments.ray else self.processes,  # on this machine
             threads=self.arguments.threads,
-            say=lambda text: self._print(f"{datetime.now():%H:%M:%S} {row}: {text}"),
+            log=lambda text: self._print(f"{datetime.now():%H:%M:%S} {row}: {text}"),
         )
-        said = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
-        self._print(f"{row}: the search took {said}")
-        for note in bound_notes(found, search.space):
-            self._print(f"  {note}")
+        options = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
+        for line in (f"{row}: the search took {options}", *(f"  {note}" for note in bound_notes(found, search.space))):
+            self._print(line)
         return found
 
     def _play(self, runs: Sequence[Run]) -> dict[str, str]:
@@ -211,19 +205,14 @@ class Conductor:
             return Runner(self.starter, display, self.processes, arguments.threads, arguments.retry).play(runs)
 
     def _exit_code(self, failed: Mapping[str, str]) -> int:
-        if not failed:
-            return 1 if self._failed_searches else 0
-        names = "; ".join(failed)
-        one = len(failed) == 1
-        hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
-        hint += ". Exit code 2 means that a run refuses its options: correct these first" * any(
-            why.endswith("exit code 2") for why in failed.values()
-        )
-        self._print(
-            f"pfl: {counted(len(failed), 'run')} failed and {'is' if one else 'are'} missing in the table: "
-            f"{names}. The same command tries {'it' if one else 'them'} again, after the last checkpoint{hint}"
-        )
-        return 1
+        if failed:
+            hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
+            hint += ". Exit code 2: a run refuses its options" * any(why.endswith("code 2") for why in failed.values())
+            self._print(
+                f"pfl: {counted(len(failed), 'run')} failed and are missing in the table: {'; '.join(failed)}. The "
+                f"same command tries them again, after the last checkpoint{hint}"
+            )
+        return int(bool(failed or self._failed_searches))
 
     # ------------------------------------------------------------------ where runs take place
 

@@ -1,28 +1,34 @@
-"""What a study shows while it runs: a line for each event, how far the runs are, and how long the rest will take."""
+"""What a study shows: events, how far its runs are, how long the rest will take, and the table of what is done."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from pfl_lightning.jobs.supervision import how_it_ended
 from pfl_lightning.study.plan import Run
-from pfl_lightning.study.run_state import Progress, read_progress
+from pfl_lightning.study.reader import Study
+from pfl_lightning.study.runner import (
+    Progress,
+    RunState,
+    difference,
+    finished_folder,
+    read_progress,
+    state_of,
+)
 
-__all__ = ["Display", "duration"]
+__all__ = ["Display", "by_options", "counted", "print_tables"]
 
 EVERY = 1.0
 """Seconds between readings of the runs' progress."""
 
 LINE_EVERY = 60.0
 """Seconds between two lines on the runs under way, where there is no terminal."""
-
-SCORES = {"nearest_neighbor": "nearest-neighbor score"}
-"""What a score is called that is no accuracy."""
 
 
 class Display:
@@ -43,7 +49,7 @@ class Display:
         self._status = console.status("")
         self._read, self._line = 0.0, time.monotonic()
         self._waited = False
-        self._said: set[str] = set()
+        self._logged: set[str] = set()  # ends of logs
         self._began: float | None = None
         self._played = 0  # rounds of this call
         known = {run.name: read_progress(run.progress_file) for run in runs}
@@ -66,29 +72,29 @@ class Display:
         self._rounds[run.name] = progress.round if progress is not None else 0
         self.active[run.name] = run
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
-        self._say(f"{run.name}{after}")
+        self._log(f"{run.name}{after}")
 
     def finished(self, run: Run) -> None:
         """Say that a run is done, how good it is, and how long the others will take."""
         self.active.pop(run.name, None)
         self.done.add(run.name)
-        self._say(f"{run.name} done{_scored(self._learn(run))} ({self.summary()})")
+        self._log(f"{run.name} done{_scored(self._learn(run))} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
         self.active.pop(run.name, None)
         if not again:
             self.broken.add(run.name)
-        said = "as a run above" if lines in self._said else lines
-        self._said.add(lines)
+        why = f": {'as a run above' if lines in self._logged else lines}" if lines else ""
+        self._logged.add(lines)
         again_too = ". It is tried again" if again else ""
-        self._say(f"{run.name} {how_it_ended(code)}{again_too}{f': {said}' if lines else ''}\n  (log: {run.log})")
+        self._log(f"{run.name} {how_it_ended(code)}{again_too}{why}\n  (log: {run.log})")
 
     def elsewhere(self, run: Run) -> None:
         """Say that another process plays what is left."""
         if not self._waited:
             self._waited = True
-            self._say(f"waiting for runs that another process plays, such as {run.name}")
+            self._log(f"waiting for runs that another process plays, such as {run.name}")
 
     def tick(self) -> None:
         """Show how far the runs are."""
@@ -99,18 +105,19 @@ class Display:
         if self.console.is_terminal:
             self._status.update(Text(f"{where} ({self.summary()})"))
         elif self.active and time.monotonic() - self._line >= LINE_EVERY:
-            self._say(f"{where} ({self.summary()})")
+            self._log(f"{where} ({self.summary()})")
 
     def summary(self) -> str:
         """How many runs are done, and how long the others will take."""
-        left = [run for run in self.runs if run.name not in self.done | self.broken]
         counts = f"{len(self.done)} of {len(self.runs)} done"
         counts += f", {len(self.active)} running" if self.active else ""
         counts += f", {len(self.broken)} failed" if self.broken else ""
-        rounds = sum(max(run.rounds - self._rounds[run.name], 0) for run in left)
+        waiting = [run for run in self.runs if run.name not in self.done | self.broken]
+        rounds = sum(max(run.rounds - self._rounds[run.name], 0) for run in waiting)
         if self._began is None or not rounds or not self._played:
             return counts
-        return f"{counts}, about {duration(rounds * (time.monotonic() - self._began) / self._played)} left"
+        left = timedelta(seconds=round(rounds * (time.monotonic() - self._began) / self._played))
+        return f"{counts}, about {left} left"
 
     def _learn(self, run: Run) -> Progress | None:
         """How far a run is; what it has played since the last look counts for the rate."""
@@ -125,7 +132,7 @@ class Display:
         progress = self._learn(run)
         return f"round {self._rounds[run.name]}/{run.rounds or '?'}{_scored(progress)}"
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self._line = time.monotonic()
         self.console.print(f"{datetime.now():%H:%M:%S} {text}", highlight=False, markup=False)
 
@@ -135,22 +142,93 @@ def _scored(progress: Progress | None) -> str:
     if progress is None:
         return ""
     part, score = ("validation", progress.validation) if progress.test is None else ("test", progress.test)
-    return "" if score is None else f", {part} {SCORES.get(progress.score, 'accuracy')} {100 * score:.2f} %"
+    what = "nearest-neighbor score" if progress.score == "nearest_neighbor" else "accuracy"
+    return "" if score is None else f", {part} {what} {100 * score:.2f} %"
 
 
-def duration(seconds: float) -> str:
-    """A time in words.
+# ---------------------------------------------------------------------- the table of what is done
+
+
+def print_tables(
+    study: Study, runs: Sequence[Run], output: Path, console: Console, failed: Mapping[str, str] | None = None
+) -> None:
+    """Write the tables and curves of the finished runs to the study's folder, and print the table.
+
+    Args:
+        study: The study.
+        runs: Its runs, of which some may be missing.
+        output: Its folder.
+        console: Where the table is printed.
+        failed: Why runs have just failed, by name.
+    """
+    from pfl_lightning import report
+
+    folders = {run.name: found for run in runs if state_of(run) is RunState.DONE and (found := finished_folder(run))}
+    missing: dict[tuple[str, str], list[int]] = {}
+    for run in runs:
+        if run.name not in folders:
+            changed = f"made with other options: {difference(run)}"
+            whys = {"changed": changed, "to search": "not searched yet", "unfinished": "not finished", "new": ""}
+            why = (failed or {}).get(run.name) or whys[state_of(run).value]
+            missing.setdefault((run.cell.name, why), []).append(run.seed)
+    names = [
+        f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{f' ({why})' if why else ''}"
+        for (name, why), seeds in missing.items()
+    ]
+    note = f"Missing: {'; '.join(names)}." if names else ""
+    if not folders:
+        others = [run for run in runs if difference(run)]
+        none = "no finished run was made with these options" if others else "no run is finished"
+        which = f":\n{by_options(others)}\n" if others else ". "
+        console.print(f"{none}: there is no table yet{which}{note}", highlight=False, markup=False)
+        return
+    settings = report.ReportSettings(
+        title=study.title + (f" (scale {study.scale})" if study.scale else ""),
+        choice=study.choice,
+        figure=study.figure,
+        target_accuracy=study.target_accuracy,
+        source=study.published.source,
+        note=note,
+        expected_runs=len(runs),
+    )
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((run.cell.setting, run.cell.label), []).append(run)
+    rows = [
+        report.Row(
+            label,
+            setting,
+            tuple(folders[run.name] for run in some if run.name in folders),
+            published=study.published.figures.get(setting, {}).get(label),
+            planned=len(some),
+            trials=some[0].cell.search.trials if some[0].cell.search is not None else 0,
+        )
+        for (setting, label), some in cells.items()
+    ]
+    written = ", ".join(path.name for path in report.write_report(rows, output, settings))
+    console.print(report.live_table(rows, settings))
+    for line in filter(None, (note, f"Written to {output}: {written}")):
+        console.print(line, highlight=False, markup=False)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
 
     Example:
-        >>> from pfl_lightning.study.display import duration
-        >>> duration(42), duration(200), duration(5000), duration(300000)
-        ('42 s', '3 min', '1 h 23 min', '3 days 11 h')
+        >>> counted(1, "run"), counted(2, "run")
+        ('1 run', '2 runs')
     """
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // (24 * 60)} days {minutes % (24 * 60) // 60} h"
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def by_options(changed: Sequence[Run]) -> str:
+    """A line for all runs in which the same options differ.
+
+    Args:
+        changed: The runs.
+    """
+    names: dict[str, list[str]] = {}
+    for run in changed:
+        names.setdefault(difference(run), []).append(run.name)
+    more = {options: f"; and {len(some) - 3} more" if len(some) > 3 else "" for options, some in names.items()}
+    return "\n".join(f"{'; '.join(some[:3])}{more[options]}: {options}" for options, some in names.items())

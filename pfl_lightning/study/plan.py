@@ -13,7 +13,6 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.config import short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
-from pfl_lightning.study.definition import Search, Study
 from pfl_lightning.study.options import (
     Config,
     has_value,
@@ -24,6 +23,7 @@ from pfl_lightning.study.options import (
     with_option,
     with_options,
 )
+from pfl_lightning.study.reader import Search, Study
 
 __all__ = ["Cell", "Run", "in_folder", "plan_cells", "plan_runs", "seeded"]
 
@@ -220,10 +220,10 @@ def _check_run_options(study: Study, run_options: Sequence[tuple[str, str]]) -> 
             raise UsageError(f"--{path} is an option of the study's {what}: change the study file instead")
     given = [(f"--{path}", path) for path, _ in run_options]
     taking = {short_path(path) for path in study.seed_options or SEED_OPTIONS}
-    for said, path in given + [(f"{path} of the study's {what}", path) for path, what in varied.values()]:
+    for option, path in given + [(f"{path} of the study's {what}", path) for path, what in varied.values()]:
         if short_path(path) in taking:
             raise UsageError(
-                f"{said} takes the seeds of the study, so that this would change nothing: give seeds: [...] in the "
+                f"{option} takes the seeds of the study, so that this would change nothing: give seeds: [...] in the "
                 "study file, or leave the option out of its seed_options"
             )
 

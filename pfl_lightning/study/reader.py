@@ -1,10 +1,10 @@
-"""Reader of study files: what each key may hold. Every error names its place, what was expected, and what came."""
+"""Study files: what each key may hold. Every error names its place, what was expected, and what came."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,120 @@ from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.config import equal
-from pfl_lightning.study.definition import CHOICES, FIGURES, Dimension, Published, Search, Study
+from pfl_lightning.runs.results import CHOICES, FIGURES
 from pfl_lightning.study.options import Config, short_path
 
-__all__ = ["read_study"]
+__all__ = ["Dimension", "Published", "Search", "Study", "read_study"]
 
-Layers = Mapping[str, tuple[Config, ...]]
-"""Configs by the name of a method or a setting; later ones win."""
+NUMBER = int | float
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Values that a search tries for an option: choices, or a range.
+
+    Attributes:
+        choices: The values; empty for a range.
+        low: Lowest value of a range.
+        high: Highest value of a range.
+        log: Whether the range is searched on a logarithmic scale.
+        integer: Whether its values are whole numbers.
+    """
+
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    integer: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for options by validation accuracy.
+
+    Attributes:
+        trials: Trials of each method in each setting.
+        space: What is tried, by path of option.
+        methods: The methods that are searched; empty for all.
+        seed: Seed of the sampler.
+        prune: Whether trials that fall behind are ended early.
+        own: What is tried of a method beside that, by name of the method and path of option; of all of them or none.
+    """
+
+    trials: int
+    space: Mapping[str, Dimension]
+    methods: tuple[str, ...] = ()
+    seed: int = 0
+    prune: bool = True
+    own: Mapping[str, Mapping[str, Dimension]] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every option that is searched of any method."""
+        return tuple(dict.fromkeys([*self.space, *(path for space in self.own.values() for path in space)]))
+
+
+@dataclass(frozen=True)
+class Published:
+    """Figures of a paper, in %.
+
+    Attributes:
+        source: Paper and table.
+        figures: By setting ("" without settings) and label of the row.
+    """
+
+    source: str = ""
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says, with one of its scales applied.
+
+    Attributes:
+        name: Name of the file without its ending.
+        title: Title of the table.
+        base: Configs that each run starts from; later ones win.
+        settings: Configs of the blocks of the table, by name; one setting "" where the study has none.
+        methods: Configs of the methods, by name; later ones win.
+        grid: Values by path of option; each combination makes a row.
+        search: The search for options, if any.
+        seeds: One run of each row for each.
+        seed_options: Paths of the options that take the seed; empty for those that a config has.
+        skip_training: Methods that are only personalized.
+        choice: Which round's accuracies the table shows.
+        figure: Which accuracies the table shows.
+        target_accuracy: For rounds and bytes to a target, in [0, 1].
+        published: The paper's figures.
+        scale: Name of the scale, "" for none.
+        scales: Names of all scales.
+    """
+
+    name: str
+    title: str
+    base: tuple[Config, ...] = ()
+    settings: Mapping[str, tuple[Config, ...]] = field(default_factory=lambda: {"": ()})
+    methods: Mapping[str, tuple[Config, ...]] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    search: Search | None = None
+    seeds: tuple[int, ...] = (0,)
+    seed_options: tuple[str, ...] = ()
+    skip_training: tuple[str, ...] = ()
+    choice: str = "last"
+    figure: str = "test"
+    target_accuracy: float | None = None
+    published: Published = Published()
+    scale: str = ""
+    scales: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A value in a study file. Its readers raise a UsageError that names the place where the value is another.
+    """A value in a study file. Its readers raise a UsageError that names the place where the value is another."""
 
-    Attributes:
-        place: Where it stands, such as ``study.yaml: grid.lr``.
-        value: What stands there.
-        folder: Folder of the study file, which paths are relative to.
-    """
-
-    place: str
+    place: str  # such as "study.yaml: grid.lr"
     value: Any
-    folder: Path
+    folder: Path  # of the study file, which paths are relative to
 
     def at(self, key: object, value: Any) -> Entry:
         """The entry of a key."""
@@ -45,22 +137,18 @@ class Entry:
         text = repr(self.value)
         return UsageError(f"{self.place}: expected {expected}, got {text[:80]}{' ...' * (len(text) > 80)}")
 
-    def of(self, kind: Any, expected: str, fits: Callable[[Any], bool] = lambda value: True) -> Any:
-        """The value, which is of a kind and fits; true is no number."""
+    def of(self, kind: Any, expected: str, fits: Callable[[Any], bool] | None = None) -> Any:
+        """The value, which is of a kind and fits; true is no number, nor is NaN."""
         of_kind = isinstance(self.value, kind) and isinstance(self.value, bool) is (kind is bool)
-        if not of_kind or not fits(self.value):
+        fits = math.isfinite if fits is None and kind is NUMBER else fits
+        if not of_kind or (fits is not None and not fits(self.value)):
             raise self.error(expected)
         return self.value
 
-    def number(self, expected: str = "a number", fits: Callable[[Any], bool] = math.isfinite) -> float:
-        """A whole number or a fraction, not NaN nor infinite."""
-        found: float = self.of(int | float, expected, fits)
-        return found
-
-    def integer(self, at_least: int = 0, below: float = math.inf) -> int:
-        """A whole number."""
-        limits = f"of at least {at_least}{'' if math.isinf(below) else f' and below {below}'}"
-        return int(self.of(int, f"a whole number {limits}", lambda value: at_least <= value < below))
+    def integer(self, at_least: int = 0) -> int:
+        """A whole number, which numpy takes as a seed."""
+        expected = f"a whole number of at least {at_least} and below {2**32}"
+        return int(self.of(int, expected, lambda value: at_least <= value < 2**32))
 
     def one_of(self, choices: tuple[str, ...]) -> str:
         """One of some words."""
@@ -102,10 +190,6 @@ class Entry:
         """A list of different names."""
         return self.list_of("names", lambda one: one.of(str, "a text"))
 
-    def values(self) -> tuple[Any, ...]:
-        """A list of different values of an option; 1 and 1.0 are two, such as of clients and their share."""
-        return self.list_of("values", lambda one: one.value)
-
     def config(self) -> Config:
         """A config: a mapping, or the path of a file, relative to the study file."""
         content = {} if self.value is None else self.value
@@ -113,10 +197,7 @@ class Entry:
             content = read_yaml(self.folder / content, self.place)
         # Keys of a class, without a word on what the class is.
         if not isinstance(content, Mapping) or {"class_path", "init_args"} & {*content}:
-            raise self.error(
-                "a config with keys such as model, data and trainer, as in {model: {method: {class_path: FedAvg}}}, or "
-                "the path of a YAML file of one"
-            )
+            raise self.error("a config with keys such as model, data and trainer, or the path of a YAML file of one")
         return dict(content)
 
     def configs(self) -> tuple[Config, ...]:
@@ -137,15 +218,9 @@ def read_study(path: str | Path, scale: str = "") -> Study:
         UsageError: What is wrong, with its place in the file.
     """
     path = Path(path)
-    content = Entry(str(path), read_yaml(path), path.parent)
-    if isinstance(content.value, dict) and {"model", "data"} <= content.value.keys():
-        raise UsageError(
-            f"{path} is a config of one run: pfl fit --config {path}. A study names it as its base, as in {{base: "
-            f"{path.name}, methods: ..., seeds: [0, 1]}}"
-        )
-    entries = content.mapping((*KEYS, "scales"))
+    entries = Entry(str(path), read_yaml(path), path.parent).mapping((*KEYS, "scales"))
     scales = entries.pop("scales").mapping() if "scales" in entries else {}
-    study = _with(Study(path.stem, path.stem, (), {"": ()}, {}), entries)
+    study = _with(Study(path.stem, path.stem), entries)
     studies = {"": study}
     for name, entry in scales.items():  # all are checked, whichever is asked for
         studies[name] = replace(_with(study, entry.mapping(KEYS)), scale=name)
@@ -160,33 +235,30 @@ def read_study(path: str | Path, scale: str = "") -> Study:
 
 def _with(study: Study, entries: Mapping[str, Entry]) -> Study:
     """A study with what a file or a scale says laid over it."""
-    new: dict[str, Any] = {}
-    for key, entry in entries.items():
-        new[key] = EMPTY[key] if entry.value is None and key in EMPTY else KEYS[key](entry, study)
+    new = dict[str, Any]()
+    for key, entry in entries.items():  # one without a value takes back what it has, such as in a scale
+        takes_back = entry.value is None and key in ("settings", "grid", "search", "target_accuracy", "published")
+        new[key] = getattr(Study("", ""), key) if takes_back else KEYS[key](entry, study)
     return replace(study, **new)
 
 
-def _layers(known: Layers, entry: Entry) -> Layers:
-    """Configs by name: a mapping is laid over those that are known, a list selects from them.
-
-    Where the list names one with a config, ``{NAME: {...}}``, that is laid over the known one.
-    """
+def _layers(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> Mapping[str, tuple[Config, ...]]:
+    """Configs by name: a mapping is laid over those that are known; a list selects, and may change what it selects."""
     selected = isinstance(entry.value, list) and bool(known)
     found: dict[str, tuple[Config, ...]] = {} if selected else dict(known)
-    parts = [entry.at(number, one) for number, one in enumerate(entry.value)] if selected else [entry]
+    parts = [entry]
+    if selected:
+        parts = [entry.at(place, {one: {}} if isinstance(one, str) else one) for place, one in enumerate(entry.value)]
     for part in parts:
-        by_name = selected and isinstance(part.value, str)
-        named: Mapping[str, Entry | None]
-        named = {part.value: None} if by_name else part.mapping(expected="a mapping of names to configs")
-        for name, config in named.items():
+        for name, config in part.mapping(expected="a mapping of names to configs").items():
             if selected and (name in found or name not in known):
                 raise entry.error(f"different names of {', '.join(known)}{did_you_mean(name, known)}")
-            for key, instead in OF_THE_STUDY.items():  # a whole config in a file of its own may have it
-                if config is not None and isinstance(config.value, Mapping) and key in config.value:
-                    raise UsageError(
-                        f"{config.place}: {key} is the study's own, so that it would have no effect here: {instead}"
-                    )
-            found[name] = known.get(name, ()) + (config.configs() if config is not None else ())
+            own = {"seed_everything", "run_dir"} & {*config.value} if isinstance(config.value, Mapping) else ()
+            if own:  # a whole config in a file of its own may have it
+                raise UsageError(
+                    f"{config.place}: {', '.join(sorted(own))} is the study's own: give seeds, or --output"
+                )
+            found[name] = known.get(name, ()) + config.configs()
     if not found:
         raise entry.error("at least one name with its config")
     return found
@@ -196,7 +268,7 @@ def _search(entry: Entry) -> Search:
     entries = entry.mapping(("trials", "space", "methods", "seed", "prune"))
     methods, own = entries.get("methods"), dict[str, dict[str, Dimension]]()
     if methods is not None and isinstance(methods.value, Mapping):
-        own = {name: {} if one.value is None else _space(one) for name, one in methods.mapping().items()}
+        own = {name: _space(one) if one.value is not None else {} for name, one in methods.mapping().items()}
     space = _space(entries["space"]) if "space" in entries else {}
     if "trials" not in entries or not (space or (own and all(own.values()))):
         raise entry.error("trials, and a space with at least one option and its values for each method")
@@ -214,10 +286,10 @@ def _dimension(entry: Entry) -> Dimension:
     expected = "{choices: [...]} or {low: ..., high: ..., log: true}, low below high, both above 0 where log is true"
     entries = entry.mapping(("choices", "low", "high", "log"), expected)
     if {*entries} == {"choices"}:
-        return Dimension(choices=entries["choices"].values())
+        return Dimension(choices=entries["choices"].list_of("values", lambda one: one.value))
     if "choices" in entries or not {"low", "high"} <= {*entries}:
         raise entry.error(expected)
-    low, high = entries["low"].number(), entries["high"].number()
+    low, high = (entries[end].of(NUMBER, "a number") for end in ("low", "high"))
     log = "log" in entries and entries["log"].of(bool, "true or false")
     if low >= high or (log and low <= 0):
         raise entry.error(expected)
@@ -227,11 +299,10 @@ def _dimension(entry: Entry) -> Dimension:
 def _published(entry: Entry) -> Published:
     entries = entry.mapping(("source", "figures"))
     figures = entries["figures"].mapping() if "figures" in entries else {}
-    by_setting = {"": figures}
-    if all(isinstance(one.value, Mapping) for one in figures.values()):
-        by_setting = {setting: one.mapping() for setting, one in figures.items()}
+    has_settings = all(isinstance(one.value, Mapping) for one in figures.values())
+    by_setting = {name: one.mapping() for name, one in figures.items()} if has_settings else {"": figures}
     found = {
-        setting: {row: float(one.number("a figure in %")) for row, one in rows.items()}
+        setting: {row: float(one.of(NUMBER, "a figure in %")) for row, one in rows.items()}
         for setting, rows in by_setting.items()
     }
     return Published(entries["source"].of(str, "a text") if "source" in entries else "", found)
@@ -242,30 +313,20 @@ KEYS: dict[str, Callable[[Entry, Study], Any]] = {
     "base": lambda entry, study: study.base + entry.configs(),
     "settings": lambda entry, study: _layers({} if "" in study.settings else study.settings, entry),
     "methods": lambda entry, study: _layers(study.methods, entry),
-    "grid": lambda entry, study: {
-        path: one.values() for path, one in entry.options("options by their paths, with lists of values").items()
+    "grid": lambda entry, study: {  # 1 and 1.0 are two values, such as of clients and their share
+        path: one.list_of("values", lambda one: one.value)
+        for path, one in entry.options("options by their paths, with lists of values").items()
     },
     "search": lambda entry, study: _search(entry),
-    "seeds": lambda entry, study: entry.list_of("whole numbers", lambda one: one.integer(below=2**32)),  # as numpy
+    "seeds": lambda entry, study: entry.list_of("whole numbers", lambda one: one.integer()),
     "seed_options": lambda entry, study: entry.names(),
     "skip_training": lambda entry, study: entry.names() if entry.value else (),
     "choice": lambda entry, study: entry.one_of(CHOICES),
-    "figure": lambda entry, study: entry.one_of(FIGURES),
-    "target_accuracy": lambda entry, study: float(entry.number("an accuracy in (0, 1]", lambda value: 0 < value <= 1)),
+    "figure": lambda entry, study: entry.one_of(tuple(FIGURES)),
+    "target_accuracy": lambda entry, study: float(entry.of(NUMBER, "an accuracy in (0, 1]", lambda a: 0 < a <= 1)),
     "published": lambda entry, study: _published(entry),
 }
 """What a study file and each of its scales may hold, with the readers."""
-
-EMPTY: dict[str, Any] = {
-    **{"settings": {"": ()}, "grid": {}, "search": None, "target_accuracy": None, "published": Published()}
-}
-"""What keys are that are given without a value, such as in a scale."""
-
-OF_THE_STUDY = {
-    "seed_everything": "seeds: [0, 1] gives every run its seed",
-    "run_dir": "--output says the folder",
-}
-"""Options that the study itself gives every run, and how."""
 
 
 def _check(study: Study, place: str) -> None:

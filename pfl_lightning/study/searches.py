@@ -11,10 +11,10 @@ from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.config import same_options
 from pfl_lightning.runs.lock import wait_for_lock
-from pfl_lightning.study.definition import Search, Study
 from pfl_lightning.study.options import Config, as_read, option_of, with_options, write_yaml
 from pfl_lightning.study.plan import Cell, seeded
-from pfl_lightning.study.run_state import flat_options
+from pfl_lightning.study.reader import Search, Study
+from pfl_lightning.study.runner import flat_options
 
 __all__ = ["NoTrialError", "check_searched", "search_folder", "search_row", "with_answers", "with_some_values"]
 
@@ -93,16 +93,17 @@ def _answer(study: Study, cell: Cell, folder: Path) -> Mapping[str, Any] | None:
     It was of one of the study's seeds, and its data may lie elsewhere. Rows that are searched beside it make no
     difference, nor which choice other than the last round it was for.
     """
-    paths = [path for path in (folder / BEST, *sorted(folder.glob("best_*.yaml"))) if path.is_file()]
-    asked = _asked(study, cell) if paths else {}
-    for known in map(read_yaml, paths):
+    for path in (folder / BEST, *sorted(folder.glob("best_*.yaml"))):
+        known = read_yaml(path) if path.is_file() else None
         if not isinstance(known, Mapping) or not isinstance(known.get("search"), Mapping):
-            continue  # a damaged file
+            continue  # of no search, or damaged
+        asked = _asked(study, cell)
         same = {**known["search"], "methods": None} == {**asked["search"], "methods": None}
         if not same or (known.get("choice") == "last") != (asked["choice"] == "last"):
             continue
+        before = flat_options(known.get("config") or {})
         configs = (flat_options(seeded(asked["config"], seed, study.seed_options)) for seed in study.seeds)
-        if any(same_options(flat_options(known.get("config") or {}), config) for config in configs):
+        if any(same_options(before, config) for config in configs):
             options: Mapping[str, Any] = known["options"]
             return options
     return None

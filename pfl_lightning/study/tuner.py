@@ -8,20 +8,16 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_lightning.jobs.processes import LocalStarter, last_lines
-from pfl_lightning.jobs.supervision import Job, Jobs
 from pfl_lightning.runs.config import is_below
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.definition import Dimension, Search
 from pfl_lightning.study.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.plan import Cell, Run, in_folder
-from pfl_lightning.study.run_state import finished_folder, flat_options, is_in_use, read_progress
-from pfl_lightning.study.runner import run_job
+from pfl_lightning.study.reader import Dimension, Search
+from pfl_lightning.study.runner import Runner, finished_folder, flat_options, read_progress
 from pfl_lightning.study.searches import NoTrialError, check_searched
 
 if TYPE_CHECKING:
@@ -47,7 +43,7 @@ def search_options(
     choice: str = "last",
     processes: int = 1,
     threads: int = 1,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The options with the highest mean validation accuracy (``val_accuracy/mean``); test parts are never evaluated.
 
@@ -62,7 +58,7 @@ def search_options(
         choice: ``"last"`` for the accuracy of the last evaluated round, otherwise the highest one of a round.
         processes: Trials at once.
         threads: Threads of each.
-        say: Prints a line about each trial that ends, and about those that run.
+        log: Prints a line about each trial that ends, and about those that run.
 
     Returns:
         The best values by path of option.
@@ -72,14 +68,10 @@ def search_options(
     """
     check_searched(config)
     folder.mkdir(parents=True, exist_ok=True)
-    tuner = _Tuner(search, config, folder, choice, processes, threads, say)
-    with closing(tuner.jobs.run(tuner.trials())) as events:
-        for ended in events:
-            if ended is None:
-                tuner.look()
-            else:
-                tuner.end(tuner.active.pop(ended.job))
-    return tuner.report()
+    trials = _Trials(search, config, folder, choice, log)
+    trials.runner = Runner(LocalStarter(), trials, processes, threads)
+    trials.runner.play(trials.ask())
+    return trials.report()
 
 
 def without_tests(config: Config) -> dict[str, Any]:
@@ -98,48 +90,28 @@ def digest(search: Search, config: Config, choice: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-@dataclass
-class _Trial:
-    """A trial that is being run.
+class _Trials:
+    """The trials of a cell's search, which are runs like those of a study; the runner tells it what becomes of them.
 
-    Attributes:
-        asked: The trial, as optuna knows it.
-        run: Its run.
-        seen: The last round whose accuracy optuna knows; those that run again after a resume do not count.
-        pruned: Whether it was ended early.
+    Arguments are those of :func:`search_options`.
     """
 
-    asked: optuna.trial.Trial
-    run: Run
-    seen: int
-    pruned: bool = False
+    runner: Runner
 
-
-class _Tuner:
-    """A search of one cell, with the arguments of :func:`search_options`."""
-
-    def __init__(
-        self,
-        search: Search,
-        config: Config,
-        folder: Path,
-        choice: str,
-        processes: int,
-        threads: int,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, search: Search, config: Config, folder: Path, choice: str, log: Callable[[str], None]) -> None:
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.search, self.folder, self.choice, self.threads, self.say = search, folder, choice, threads, say
+        self.search, self.folder, self.choice, self.log = search, folder, choice, log
         self.rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
         self.name = digest(search, config, choice)
         self.config = without_tests(config)
-        self.jobs = Jobs(LocalStarter(), processes)
-        self.active: dict[Job, _Trial] = {}
-        self._said = time.monotonic()
+        self._asked: dict[int, optuna.trial.Trial] = {}
+        self._active: dict[int, Run] = {}
+        self._pruned: set[int] = set()
+        self._logged = time.monotonic()
         median = optuna.pruners.MedianPruner(STARTUP_TRIALS, max(self.rounds // 4, 1))
         self.study = optuna.create_study(
             study_name=self.name,
@@ -148,68 +120,76 @@ class _Tuner:
             load_if_exists=True,
             pruner=median if search.prune else optuna.pruners.NopPruner(),
         )
-        self._failed_before = sum(row["state"] == "fail" for row in self._rows())  # earlier failures are made up for
 
-    def trials(self) -> Iterator[Job | None]:
-        """The jobs of trials: those of a search that was interrupted, then new ones."""
+    def ask(self) -> Iterator[Run]:
+        """The runs of trials: those of a search that was interrupted, then new ones."""
         import optuna
 
-        for frozen in self.study.trials:
-            if not frozen.state.is_finished():
-                yield from self._start(optuna.trial.Trial(self.study, frozen._trial_id))
+        trials = self.study.trials
+        for trial in trials:
+            if not trial.state.is_finished():
+                yield self._run(optuna.trial.Trial(self.study, trial._trial_id))
+        failed = sum(trial.state.name == "FAIL" for trial in trials)  # earlier failures are made up for
         space = {path: _distribution(one) for path, one in self.search.space.items()}
-        while (number := len(self.study.trials)) - self._failed_before < self.search.trials:
+        for number in range(len(trials), self.search.trials + failed):
             # A sampler for each trial: one that went on from its seed would draw the first ones again after a resume.
             seed = int(hashlib.sha256(f"{self.search.seed} {number}".encode()).hexdigest()[:8], 16)
             startup = min(10, self.search.trials // 2)
             self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
-            yield from self._start(self.study.ask(space))
+            yield self._run(self.study.ask(space))
 
-    def _start(self, asked: optuna.trial.Trial) -> Iterator[Job | None]:
-        folder = self._folder_of(asked.number)
-        config = with_options(self.config, self._drawn(asked.params).items())
-        run = Run(Cell("", folder.name, folder.name, config), 0, in_folder(config, folder), folder)
-        trial = _Trial(asked, run, _rounds(self.study.trials[asked.number]))
-        folder.mkdir(parents=True, exist_ok=True)
-        while is_in_use(run):  # by what a killed search has left, which saves itself and ends
-            yield None
-        if finished_folder(run) is not None:
-            self.end(trial)
-        else:
-            job = run_job(run, self.threads)
-            self.active[job] = trial
-            yield job
+    def _run(self, trial: optuna.trial.Trial) -> Run:
+        self._asked[trial.number] = trial
+        folder = self.folder / f"trials_{self.name}" / str(trial.number)
+        config = with_options(self.config, self._drawn(trial.params).items())
+        return Run(Cell("", folder.name, folder.name, config), 0, in_folder(config, folder), folder)
 
-    def look(self) -> None:
+    # ------------------------------------------------------------------ what the runner tells
+
+    def started(self, run: Run, resumed: bool) -> None:
+        """Look after a trial from now on."""
+        self._active[int(run.folder.name)] = run
+
+    def elsewhere(self, run: Run) -> None:
+        """Say nothing of what a killed search has left, which saves itself and ends."""
+
+    def tick(self) -> None:
         """Report the rounds that trials have evaluated, and end those that fall behind."""
-        for job, trial in self.active.items():
-            progress = None if trial.pruned else read_progress(trial.run.progress_file)
-            if progress is None or progress.validation is None or progress.round <= trial.seen:
+        for number, run in self._active.items():
+            progress = None if number in self._pruned else read_progress(run.progress_file)
+            if progress is None or progress.validation is None:
                 continue
-            trial.seen = progress.round
-            trial.asked.report(progress.validation, trial.seen)
-            if time.monotonic() - self._said >= LINE_EVERY:
-                far = f"round {trial.seen}/{self.rounds}, validation {100 * progress.validation:.2f} %"
-                self._tell(f"trial {trial.asked.number}: {far}")
-            if trial.asked.should_prune():
-                trial.pruned = True
-                self.jobs.end(job)
+            if progress.round <= _rounds(self.study.trials[number]):  # again after a resume
+                continue
+            self._asked[number].report(progress.validation, progress.round)
+            if time.monotonic() - self._logged >= LINE_EVERY:
+                far = f"round {progress.round}/{self.rounds}, validation {100 * progress.validation:.2f} %"
+                self._log(f"trial {number}: {far}")
+            if self._asked[number].should_prune():
+                self._pruned.add(number)
+                self.runner.end(run)
 
-    def end(self, trial: _Trial) -> None:
+    def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
+        """Take note of a trial that was ended early, or has failed."""
+        self.finished(run)
+
+    def finished(self, run: Run) -> None:
         """Take note of a trial whose process has ended."""
         from optuna.trial import TrialState
 
-        progress = read_progress(trial.run.progress_file) if finished_folder(trial.run) is not None else None
+        number = int(run.folder.name)
+        self._active.pop(number, None)
+        progress = read_progress(run.progress_file) if finished_folder(run) is not None else None
         accuracy: float | None = None
-        state = TrialState.PRUNED if trial.pruned else TrialState.FAIL
-        if progress is not None and not trial.pruned:
+        state = TrialState.PRUNED if number in self._pruned else TrialState.FAIL
+        if progress is not None and number not in self._pruned:
             accuracy = progress.validation if self.choice == "last" else progress.best_validation
         if accuracy is not None and math.isfinite(accuracy):
             state = TrialState.COMPLETE
-        values = accuracy if state is TrialState.COMPLETE else None
-        self.study.tell(trial.asked, values, state=state, skip_if_finished=True)
-        self._tell(self._outcome(trial.asked.number))
-        for checkpoints in trial.run.folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
+        value = accuracy if state is TrialState.COMPLETE else None
+        self.study.tell(self._asked[number], value, state=state, skip_if_finished=True)
+        self._log(self._outcome(number))
+        for checkpoints in run.folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
             shutil.rmtree(checkpoints, ignore_errors=True)
 
     def _outcome(self, number: int) -> str:
@@ -223,12 +203,9 @@ class _Tuner:
         so_far = f", best {100 * best['accuracy']:.2f} % by trial {best['number']}" if best is not None else ""
         return f"trial {number} {how}{score} with {options} ({len(done)} of {self.search.trials} done{so_far})"
 
-    def _tell(self, text: str) -> None:
-        self._said = time.monotonic()
-        self.say(text)
-
-    def _folder_of(self, number: int) -> Path:
-        return self.folder / f"trials_{self.name}" / str(number)
+    def _log(self, text: str) -> None:
+        self._logged = time.monotonic()
+        self.log(text)
 
     def _drawn(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The options that optuna has drawn; it knows choices by their numbers."""
@@ -257,7 +234,7 @@ class _Tuner:
         best = _best([row for row in rows if row["state"] in ("complete", "pruned")][: self.search.trials])
         if best is None:
             newest = max((row["number"] for row in rows if row["state"] == "fail"), default=0)
-            log = self._folder_of(newest) / "log.txt"
+            log = self.folder / f"trials_{self.name}" / str(newest) / "log.txt"
             raise NoTrialError(
                 f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
                 "command again"
@@ -297,13 +274,14 @@ def _table(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], space: Ma
         f"| trial | {' | '.join(space)} | validation accuracy | last evaluated round | |",
         f"|---|{'---|' * len(space)}---|---|---|",
     ]
-    for row in sorted(rows, key=lambda row: -1.0 if row["accuracy"] is None else row["accuracy"], reverse=True):
+    complete = [row for row in rows if row["accuracy"] is not None]
+    for row in [*sorted(complete, key=lambda row: -row["accuracy"]), *(row for row in rows if row not in complete)]:
         values = " | ".join(_text(row["options"].get(path, "")) for path in space)
-        shown = "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f}"
-        note = "chosen" if row is best else "" if row["state"] == "complete" else row["state"]
+        shown = f"{100 * row['accuracy']:.2f}" if row in complete else "-"
+        note = "chosen" if row is best else "" if row in complete else row["state"]
         lines.append(f"| {row['number']} | {values} | {shown} | {row['rounds'] or '-'} | {note} |")
-    notes = [f"- {note}" for note in bound_notes(best["options"], space)]
-    return "\n".join(lines + [""] * bool(notes) + notes)
+    notes = bound_notes(best["options"], space)
+    return "\n".join(lines + [""] * bool(notes) + [f"- {note}" for note in notes])
 
 
 def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> list[str]:
@@ -319,14 +297,12 @@ def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> l
         numbers = tried.choices or (tried.low, tried.high)
         if any(isinstance(one, bool) or not isinstance(one, int | float) for one in (value, *numbers)):
             continue  # of no order
-        scale = math.log if tried.log else float
-        low, high = scale(min(numbers)), scale(max(numbers))
+        low, at, high = ((math.log if tried.log else float)(one) for one in (min(numbers), value, max(numbers)))
         margin = 0.0 if tried.choices else NEAR * (high - low)
-        at_end = {"lower": scale(value) <= low + margin, "upper": scale(value) >= high - margin}
-        for end, side in (("lower", "below"), ("upper", "above")):
-            if at_end[end] and low < high:
-                said = f"{path}: {_text(value)} is at the {end} end of what was tried"
-                notes.append(f"{said}; values {side} it may be better.")
+        for end, side, is_near in (("lower", "below", at <= low + margin), ("upper", "above", at >= high - margin)):
+            if is_near and low < high:
+                where = f"{_text(value)} is at the {end} end of what was tried"
+                notes.append(f"{path}: {where}; values {side} it may be better.")
     return notes
 
 

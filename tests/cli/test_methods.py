@@ -108,14 +108,6 @@ def test_a_named_method_is_told_whole(measured, capsys):
     assert "FedProto: Federated Prototype Learning" in said
 
 
-def test_times_beside_a_plain_loop_are_told(monkeypatch, capsys):
-    monkeypatch.setattr("pfl_lightning.cli.methods.read_costs", lambda: {"FedAvg": replace(COSTS, overhead_long=1.01)})
-    monkeypatch.setenv("COLUMNS", "200")
-    main(["methods", "fedavg"])
-    said = "1.00 times FedAvg's; 1.05 times a plain loop of as many operations, 1.01 with more steps"
-    assert said in capsys.readouterr().out
-
-
 def test_an_unknown_word_is_refused(measured, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["methods", "FedPAK"])

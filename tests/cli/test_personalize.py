@@ -49,7 +49,7 @@ def results(tmp_path):
 
 def test_fit_goes_on_with_the_stage_and_personalize_repeats_it(tmp_path, config, capsys):
     main(["fit", "--config", str(config), "--personalize.epochs", "3"])
-    assert "personalized (a linear head, 3 epochs)" in capsys.readouterr().out
+    assert "personalized (linear, 3 epochs)" in capsys.readouterr().out
     found, rows = results(tmp_path)
     assert (found["participating"]["num_clients"], found["novel"]["num_clients"]) == (3, 2)
     assert found["personalization"]["epochs"] == 3
@@ -133,7 +133,7 @@ def test_untrained_models_are_adapted_only_where_that_is_asked_for(tmp_path, con
 
 def test_without_novel_clients_there_are_only_participating_ones(tmp_path, config, capsys):
     main(["fit", "--config", str(config), "--data.init_args.novel_clients", "0", "--personalize.epochs", "1"])
-    table = capsys.readouterr().out.split("personalized (a linear head, 1 epoch)")[1]
+    table = capsys.readouterr().out.split("personalized (linear, 1 epoch)")[1]
     assert "│ 5 participating │" in table
     assert " novel │" not in table
     found, rows = results(tmp_path)

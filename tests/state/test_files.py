@@ -3,12 +3,11 @@
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from pfl_lightning.errors import DiskFullError, FederationError
-from pfl_lightning.state.files import explain_full_disk, file_below, replace_file
+from pfl_lightning.state.files import explain_full_disk, replace_file
 
 
 def write(path, error):
@@ -90,20 +89,6 @@ def test_errors_in_a_ring_end_the_search(tmp_path, length, link):
     setattr(outside, link, ring[0])
     with pytest.raises(RuntimeError, match="outside"), explain_full_disk(tmp_path):
         raise outside
-
-
-@pytest.mark.parametrize("kind", [str, os.fsencode, Path, os.path.relpath])
-def test_the_file_of_an_error_however_it_is_named(tmp_path, kind):
-    folder, file = tmp_path / "run", tmp_path / "run" / "sub" / "events"
-    found = file_below(OSError(errno.EACCES, "no", kind(str(file))), folder)
-    assert found is not None
-    assert found.absolute().resolve() == file
-    assert file_below(OSError(errno.EACCES, "no", kind(str(tmp_path / "run2"))), folder) is None
-
-
-@pytest.mark.parametrize("name", [None, 3])
-def test_an_error_without_a_path(tmp_path, name):
-    assert file_below(OSError(errno.EPIPE, "Broken pipe", name), tmp_path) is None
 
 
 def test_an_error_that_says_what_to_do_is_not_replaced(tmp_path):

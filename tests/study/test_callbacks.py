@@ -10,7 +10,7 @@ from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.study.callbacks import ProgressFile
-from pfl_lightning.study.run_state import read_progress
+from pfl_lightning.study.runner import read_progress
 
 
 def test_accuracies_of_the_last_evaluated_round_stay_after_a_resumption(tmp_path):

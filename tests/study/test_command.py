@@ -20,7 +20,7 @@ import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study import command, conduct, run_state
+from pfl_lightning.study import command, conduct, runner
 from pfl_lightning.study.searches import NoTrialError
 
 
@@ -187,7 +187,7 @@ def test_results_that_cannot_be_read_are_written_again(tmp_path, play, capsys):
     main(["study", str(path), "--report-only"])
     said = capsys.readouterr().out
     assert "FedAvg: 1 runs" in said
-    assert "results.json cannot be read; the same command writes it again)." in said
+    assert "FedPer, seed 0 (not finished)." in said
     code, commands = play(path)
     assert (code, len(commands)) == (0, 1)
     assert json.loads(damaged.read_bytes())["finished"]
@@ -325,7 +325,7 @@ def test_the_smoke_scale_has_the_digits_whatever_data_is_given(tmp_path, capsys)
 def test_reproduce_of_an_unknown_name(shipped, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["reproduce", "tny"])
-    assert "no study 'tny' ships; did you mean tiny?" in capsys.readouterr().err
+    assert "no study 'tny' ships; did you mean 'tiny'?" in capsys.readouterr().err
 
 
 SEARCH = {"trials": 3, "space": {"model.method.init_args.lr": {"low": 0.01, "high": 0.1}}, "methods": ["FedPer"]}
@@ -470,11 +470,11 @@ def test_a_disk_that_is_full_in_the_middle_of_a_study(tmp_path, play, monkeypatc
         return RunLock(folder)
 
     path = write_study(tmp_path)
-    monkeypatch.setattr(run_state, "RunLock", lock)
+    monkeypatch.setattr(runner, "RunLock", lock)
     code, commands = play(path, endless=True)
     assert re.search(r"tiny cannot be written \(No space left on device\): .* are free in .*; make room", code)
     assert len(commands) == 1
-    monkeypatch.setattr(run_state, "RunLock", RunLock)
+    monkeypatch.setattr(runner, "RunLock", RunLock)
     code, commands = play(path)
     assert (code, len(commands)) == (0, 2)
 
@@ -585,7 +585,7 @@ def test_a_restart_leaves_runs_of_another_command_alone(tmp_path, play, place):
 def test_a_number_of_tries_is_not_negative(capsys):
     with pytest.raises(SystemExit):
         main(["study", "tiny.yaml", "--retry", "-1"])
-    assert "argument --retry: must be at least 0, got -1" in capsys.readouterr().err
+    assert "argument --retry: must be a whole number of at least 0, got -1" in capsys.readouterr().err
 
 
 def test_the_gpu_script_says_that_it_needs_the_repository(tmp_path):

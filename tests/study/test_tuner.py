@@ -20,8 +20,8 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import tuner as module
-from pfl_lightning.study.definition import Dimension, Search
 from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.reader import Dimension, Search
 from pfl_lightning.study.tuner import bound_notes, digest, search_options, without_tests
 
 LR, ENCODER = "model.method.init_args.lr", "model.encoder"
@@ -104,7 +104,7 @@ def test_it_goes_on_after_an_interruption_with_the_trials_that_it_would_have_pla
 def test_it_says_what_comes_of_each_trial(tmp_path, monkeypatch):
     Trials(monkeypatch)
     space, config, said = {LR: Dimension(choices=(0.1, 1.0))}, config_of(tmp_path), []
-    search_options(Search(12, space), config, tmp_path / "search", say=said.append)
+    search_options(Search(12, space), config, tmp_path / "search", log=said.append)
     tried = json.loads((tmp_path / "search" / "search.json").read_text())["trials"]
     for trial, line in zip(tried, said, strict=True):
         outcome = f"ended early after round {trial['rounds']}"

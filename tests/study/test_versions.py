@@ -5,8 +5,7 @@ from _helpers.studies import finish, write_study
 
 from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.options import with_option, write_yaml
-from pfl_lightning.study.run_state import RunState, difference, finished_folder, last_checkpoint, state_of
-from pfl_lightning.study.runner import run_job
+from pfl_lightning.study.runner import RunState, difference, finished_folder, last_checkpoint, run_job, state_of
 
 OF_A_STUDY = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile", "init_args": {"path": "p.json"}}]
 
