@@ -2,37 +2,33 @@
 
 ================================================  ==============================================================
 ``averaging``                                     weighted averages of named tensors (FedAvg), and the server's step
-``losses``                                        alignment to prototypes, balanced softmax, proximal term
-``square_term``, ``linear_term``                  terms of a loss whose gradients are given
+``losses``                                        alignment, balanced softmax, distillation, proximal term, terms
+                                                  whose gradients are given
 ``contrastive``                                   supervised contrastive loss and NT-Xent
-``distillation``                                  divergence of one network's class scores from another's
-``statistics``                                    counts, means and covariances of features by class (FedPAC, DC-PFL)
-``combination``                                   weights for combining the clients' heads (FedPAC)
-``clustering``                                    k-means, prototypes and Calibre's losses on them
+``class_statistics``, ``gaussians``               counts, means and covariances of features by class (FedPAC, DC-PFL)
+``combination``, ``simplex_qp``                   weights for combining the clients' heads (FedPAC)
+``clustering``, ``prototypes``                    k-means, prototypes of clusters and Calibre's losses on them
 ``inner_loop``                                    a network at given parameters, inner gradient steps (APFL, pFedMe)
-``nearest_neighbor``, ``neighbor_classes``        accuracy of a nearest-neighbor classifier, probabilities of k nearest
+``neighbors``                                     accuracy of the nearest neighbor, probabilities of the k nearest
 ``low_rank``                                      codec that keeps a share of a tensor's squared norm (FedKD)
-``representations``, ``attribution``              measures for the inspection of trained encoders
-``numerics``                                      precision of sums and products, square roots safe at zero
+``representations``                               measures for the inspection of trained encoders
+``numerics``                                      shapes and precision, sums and products, square roots safe at zero
 ================================================  ==============================================================
 
 No function keeps state between calls; the two accumulators, ``RunningAverage`` and ``ClassStatistics``, belong to the
 caller. Losses have no data-dependent shapes, so that ``torch.func`` can differentiate and vectorize them over clients.
 """
 
-from pfl_lightning.functional.attribution import layer_conductance, rank_correlation, rank_scores
 from pfl_lightning.functional.averaging import RunningAverage, server_step, weighted_average
-from pfl_lightning.functional.clustering.kmeans import Clustering, fit_kmeans, kmeans
-from pfl_lightning.functional.clustering.prototypes import (
-    cluster_means,
-    divergence_rate,
-    inverse_divergence_weights,
-    prototype_contrastive_loss,
-    prototype_meta_loss,
-)
-from pfl_lightning.functional.combination.weights import combination_weights
+from pfl_lightning.functional.class_statistics import ClassStatistics
+from pfl_lightning.functional.clustering import Clustering, fit_kmeans, kmeans
+from pfl_lightning.functional.combination import combination_weights, feature_variance, weighted_class_means
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
-from pfl_lightning.functional.distillation import kl_divergence
+from pfl_lightning.functional.gaussians import (
+    covariance_factors,
+    covariances_from_factors,
+    sample_class_gaussians,
+)
 from pfl_lightning.functional.inner_loop import (
     descend,
     hessian_product,
@@ -40,18 +36,24 @@ from pfl_lightning.functional.inner_loop import (
     output_at,
     scores_at,
 )
-from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, proximal_term
+from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, kl_divergence, proximal_term
 from pfl_lightning.functional.low_rank import check_energy, compress, compress_state, expand, expand_state
-from pfl_lightning.functional.nearest_neighbor import nearest_neighbor_accuracy
-from pfl_lightning.functional.neighbor_classes import neighbor_probabilities
-from pfl_lightning.functional.representations import class_separation, linear_cka, pairwise_linear_cka
-from pfl_lightning.functional.statistics.class_statistics import ClassStatistics
-from pfl_lightning.functional.statistics.gaussians import (
-    covariance_factors,
-    covariances_from_factors,
-    sample_class_gaussians,
+from pfl_lightning.functional.neighbors import nearest_neighbor_accuracy, neighbor_probabilities
+from pfl_lightning.functional.prototypes import (
+    cluster_means,
+    divergence_rate,
+    inverse_divergence_weights,
+    prototype_contrastive_loss,
+    prototype_meta_loss,
 )
-from pfl_lightning.functional.statistics.summaries import feature_variance, weighted_class_means
+from pfl_lightning.functional.representations import (
+    class_separation,
+    layer_conductance,
+    linear_cka,
+    pairwise_linear_cka,
+    rank_correlation,
+    rank_scores,
+)
 
 __all__ = [
     "ClassStatistics",

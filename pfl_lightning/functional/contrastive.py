@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pfl_lightning.functional.numerics import at_least_single, unit_rows, without_autocast
+from pfl_lightning.functional.numerics import at_least_single, check_tensor, unit_rows, without_autocast
 
 
 def supervised_contrastive_loss(
@@ -135,24 +135,14 @@ def _temperature_scale(temperature: float, base_temperature: float | None) -> fl
 
 
 def _check_contrastive_inputs(features: Tensor, labels: Tensor | None, present: Tensor | None) -> None:
-    if features.ndim not in (2, 3) or not features.is_floating_point():
-        raise ValueError(
-            "features must be floating point of shape (N, d) or (N, V, d), "
-            f"got {features.dtype} of shape {tuple(features.shape)}"
-        )
-    if present is not None and (present.shape != features.shape[:1] or present.dtype != torch.bool):
-        raise ValueError(
-            f"present must be a bool tensor of shape ({features.shape[0]},), "
-            f"got {present.dtype} of shape {tuple(present.shape)}"
-        )
+    check_tensor("features", features, ("N", "d") if features.ndim == 2 else ("N", "V", "d"))
+    if present is not None:
+        check_tensor("present", present, (len(features),), "bool")
     if labels is None:
         if features.ndim == 2 or features.shape[1] < 2:
             raise ValueError(
                 "without labels the positives of a view are the other views of its sample: expected features of shape "
                 f"(N, V, d) with V >= 2, got {tuple(features.shape)}"
             )
-        return
-    if labels.shape != features.shape[:1]:
-        raise ValueError(f"labels must have shape ({features.shape[0]},), got {tuple(labels.shape)}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integer class indices, got {labels.dtype}")
+    else:
+        check_tensor("labels", labels, (len(features),), "integers")

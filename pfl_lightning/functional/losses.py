@@ -1,4 +1,4 @@
-"""Loss terms that clients add to their cross entropy.
+"""Terms of losses.
 
 All are pure functions of tensors, without data-dependent shapes, so that `torch.func` can differentiate and vectorize
 them over clients.
@@ -6,15 +6,14 @@ them over clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.functional.numerics import safe_sqrt
-from pfl_lightning.functional.square_term import square_term
+from pfl_lightning.functional.numerics import at_least_single, check_tensor, safe_sqrt
 
 
 def alignment_loss(
@@ -60,12 +59,14 @@ def alignment_loss(
         >>> alignment_loss(two, torch.tensor([0, 1]), prototypes, present, norm="l2")
         tensor(2.5000)
     """
-    _check_alignment_inputs(features, labels, prototypes, present)
+    check_tensor("features", features, ("N", "d"))
+    check_tensor("labels", labels, (len(features),), "integers")
+    check_tensor("prototypes", prototypes, ("C", features.shape[1]))
+    if present is not None:
+        check_tensor("present", present, (len(prototypes),), "bool")
     if norm not in ("mse", "l2"):
         raise ValueError(f"norm must be 'mse' (FedPAC) or 'l2' (DC-PFL), got {norm!r}")
-    if features.dtype in (torch.float16, torch.bfloat16):
-        features = features.float()
-    difference = features - prototypes[labels]
+    difference = at_least_single(features) - prototypes[labels]
     if present is not None:
         # Selected, not multiplied by zero: NaN times zero is NaN, and so would be the gradient.
         difference = torch.where(present[labels].unsqueeze(-1), difference, 0.0)
@@ -106,9 +107,11 @@ def balanced_softmax_loss(scores: Tensor, labels: Tensor, class_counts: Tensor) 
         >>> balanced_softmax_loss(scores, torch.tensor([1]), counts)  # -log(1/4)
         tensor(1.3863)
     """
-    _check_balanced_inputs(scores, labels, class_counts)
-    if scores.dtype in (torch.float16, torch.bfloat16):
-        scores = scores.float()
+    check_tensor("scores", scores, ("N", "C"))
+    check_tensor("labels", labels, (len(scores),), "integers")
+    if class_counts.shape != scores.shape[1:] or class_counts.dtype == torch.bool:
+        raise ValueError(f"class_counts must be {scores.shape[1]} numbers, got {class_counts}")
+    scores = at_least_single(scores)
     seen = class_counts > 0
     prior = torch.where(seen, class_counts, 1).to(scores.dtype).log()
     # The lowest finite number in place of -inf: the share is zero just as well, and the gradient is not NaN.
@@ -134,8 +137,7 @@ def proximal_term(
         A scalar.
 
     Raises:
-        ValueError: if names, number or shapes differ, or there are no tensors.
-        TypeError: if one is a mapping and the other is not.
+        ValueError: if names, number or shapes differ, one alone is a mapping, or there are no tensors.
 
     Example:
         >>> import torch
@@ -146,73 +148,167 @@ def proximal_term(
         >>> proximal_term(local, received, squared=False)
         tensor(5.)
     """
-    pairs = _paired(params, reference)
-    total = square_term([parameter for parameter, _ in pairs], [target for _, target in pairs])
+    own, other = (dict(one) if isinstance(one, Mapping) else dict(enumerate(one)) for one in (params, reference))
+    shapes, expected = ({name: tensor.shape for name, tensor in one.items()} for one in (own, other))
+    if shapes != expected or not own:
+        raise ValueError(
+            "params and reference must have the same names (or number) and shapes, and at least one tensor; not in "
+            f"both are {sorted(shapes.items() ^ expected.items(), key=str)}"
+        )
+    total = square_term(list(own.values()), [other[name] for name in own])
     return total if squared else safe_sqrt(total)
 
 
-def _check_alignment_inputs(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None) -> None:
-    if features.ndim != 2:
-        raise ValueError(f"features must have shape (N, d), got {tuple(features.shape)}: flatten all but the batch")
-    if labels.shape != features.shape[:1]:
-        raise ValueError(f"labels must have shape ({features.shape[0]},), got {tuple(labels.shape)}")
-    if labels.is_floating_point():
-        raise ValueError(f"labels must be integer class indices, got {labels.dtype}")
-    if prototypes.ndim != 2 or prototypes.shape[1] != features.shape[1]:
-        raise ValueError(
-            f"prototypes must have shape (C, {features.shape[1]}) as the features do, got {tuple(prototypes.shape)}"
-        )
-    if present is not None and (present.shape != prototypes.shape[:1] or present.dtype != torch.bool):
-        raise ValueError(
-            f"present must be a bool tensor of shape ({prototypes.shape[0]},), "
-            f"got {present.dtype} of shape {tuple(present.shape)}"
-        )
+def kl_divergence(target: Tensor, scores: Tensor) -> Tensor:
+    """KL(p || q) of one network's probabilities p from another's q, a sum over classes and a mean over samples.
+
+    Computed in single precision at least. Gradients flow to both; detach what is a target.
+
+    Args:
+        target: (N, C) scores whose softmax is p.
+        scores: (N, C) scores whose softmax is q.
+
+    Returns:
+        A scalar, at least 0.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import kl_divergence
+        >>> certain, even = torch.tensor([[100.0, 0.0]]), torch.zeros(1, 2)
+        >>> kl_divergence(certain, even), kl_divergence(even, even)  # ln 2, and 0
+        (tensor(0.6931), tensor(0.))
+    """
+    log_p, log_q = (at_least_single(found).log_softmax(dim=1) for found in (target, scores))
+    return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()  # torch.nn.functional.kl_div has no rule for vmap
 
 
-def _check_balanced_inputs(scores: Tensor, labels: Tensor, class_counts: Tensor) -> None:
-    if scores.ndim != 2 or not scores.is_floating_point():
-        raise ValueError(
-            f"scores must be floating point of shape (N, C), got {scores.dtype} of shape {tuple(scores.shape)}"
-        )
-    if labels.shape != scores.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"labels must be integer class indices of shape ({scores.shape[0]},), "
-            f"got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    if class_counts.shape != scores.shape[1:] or class_counts.dtype == torch.bool:
-        raise ValueError(
-            f"class_counts must be numbers of shape ({scores.shape[1]},), one a class, "
-            f"got {class_counts.dtype} of shape {tuple(class_counts.shape)}"
-        )
+def square_term(params: Sequence[Tensor], reference: Sequence[Tensor] | None = None) -> Tensor:
+    """Sum of ||p - r||^2 over the tensors, whose gradient in a parameter p is 2 (p - r).
+
+    A step of a small model takes little time, and ordinary autograd would add a chain of kernels for every tensor to
+    it, forward and back.
+
+    Args:
+        params: p, at least one.
+        reference: r, of the same shapes; ``None`` for zero, which leaves the squared norm.
+
+    Returns:
+        A scalar, under autocast in single precision.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.losses import square_term
+        >>> weight = torch.tensor([4.0, 6.0], requires_grad=True)
+        >>> term = square_term([weight], [torch.tensor([1.0, 2.0])])
+        >>> term.item(), torch.autograd.grad(term, weight)  # 3^2 + 4^2
+        (25.0, (tensor([6., 8.]),))
+        >>> square_term([weight]).item()
+        52.0
+    """
+    if reference is None:
+        return cast(Tensor, _SquaredNorm.apply(*params))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _SquaredDistance.apply(*params, *reference))  # type: ignore[no-untyped-call]
 
 
-def _paired(
-    params: Mapping[str, Tensor] | Iterable[Tensor], reference: Mapping[str, Tensor] | Iterable[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    if isinstance(params, Mapping) != isinstance(reference, Mapping):
-        raise TypeError(
-            "params and reference must both be mappings or both be sequences, "
-            f"got {type(params).__name__} and {type(reference).__name__}"
-        )
-    first, second = _by_name(params), _by_name(reference)
-    if first.keys() != second.keys():
-        raise ValueError(
-            "params and reference must have the same names: "
-            f"only in params {[k for k in first if k not in second]}, "
-            f"only in reference {[k for k in second if k not in first]}"
-        )
-    if not first:
-        raise ValueError("expected at least one parameter, got none: does the name pattern match anything?")
-    for name in first:
-        if first[name].shape != second[name].shape:
-            raise ValueError(
-                f"parameter {name!r} has shape {tuple(first[name].shape)}, "
-                f"its reference {tuple(second[name].shape)}: both must be the same"
-            )
-    return [(first[name], second[name]) for name in first]
+def _total(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
-def _by_name(tensors: Mapping[str, Tensor] | Iterable[Tensor]) -> dict[str | int, Tensor]:
-    if isinstance(tensors, Mapping):
-        return {name: tensors[name] for name in tensors}
-    return dict(enumerate(tensors))
+class _SquaredDistance(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> Tensor:
+        """The term, of as many parameters and references."""
+        count = len(tensors) // 2
+        pairs = zip(tensors[:count], tensors[count:], strict=True)
+        # mse_loss with "sum" is ||p - r||^2; autocast runs it in single precision
+        return _total([F.mse_loss(parameter, target, reduction="sum") for parameter, target in pairs])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the tensors, which exist anyway, and not their differences."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """2 (p - r) for parameters, and its opposite for references that want one."""
+        tensors = ctx.saved_tensors
+        count, needed = len(tensors) // 2, ctx.needs_input_grad
+        found: list[Tensor | None] = [None] * len(tensors)
+        scale = 2 * gradient
+        for place, (parameter, target) in enumerate(zip(tensors[:count], tensors[count:], strict=True)):
+            if needed[place]:
+                found[place] = (parameter - target) * scale
+            if needed[count + place]:
+                found[count + place] = (target - parameter) * scale
+        return tuple(found)
+
+
+class _SquaredNorm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*params: Tensor) -> Tensor:
+        """The term."""
+        return _total([parameter.square().sum() for parameter in params])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the parameters."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """2 p."""
+        scale = 2 * gradient
+        found = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+        return tuple(parameter * scale if needed else None for parameter, needed in found)
+
+
+def linear_term(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:
+    """<s, p - r>, whose gradient in the parameters p is s: it moves every step by s.
+
+    The backward pass does no more than that, where ordinary autograd would go back through difference, product and sum
+    of every tensor.
+
+    Args:
+        params: p, by name; further names are ignored.
+        reference: r, of the names of the slopes, without gradient.
+        slopes: s, without gradient.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.losses import linear_term
+        >>> weight = torch.tensor([4.0, 6.0], requires_grad=True)
+        >>> term = linear_term({"weight": weight}, {"weight": torch.ones(2)}, {"weight": torch.tensor([0.5, 2.0])})
+        >>> term.item(), torch.autograd.grad(term, weight)  # 0.5 * 3 + 2 * 5
+        (11.5, (tensor([0.5000, 2.0000]),))
+    """
+    at, start = [params[name] for name in slopes], [reference[name] for name in slopes]
+    return cast(Tensor, _LinearTerm.apply(*at, *start, *slopes.values()))  # type: ignore[no-untyped-call]
+
+
+class _LinearTerm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> Tensor:
+        """The term, of as many parameters, references and slopes."""
+        count = len(tensors) // 3
+        triples = zip(tensors[:count], tensors[count : 2 * count], tensors[2 * count :], strict=True)
+        return torch.stack([(slope * (at - start)).sum() for at, start, slope in triples]).sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the slopes."""
+        ctx.save_for_backward(*inputs[2 * len(inputs) // 3 :])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The slopes, as the parameters' gradients."""
+        slopes = ctx.saved_tensors
+        return (*(slope * gradient for slope in slopes), *[None] * (2 * len(slopes)))

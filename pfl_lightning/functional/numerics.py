@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+
+def check_tensor(name: str, value: Tensor, shape: Sequence[int | str], kind: str = "floating point") -> None:
+    """Refuse a tensor of another shape or type than expected; no number of it is looked at.
+
+    Args:
+        name: what it is called.
+        value: the tensor.
+        shape: its sizes; a name stands for any size.
+        kind: "floating point", "integers" or "bool".
+
+    Raises:
+        ValueError: names the expected and the given shape and type.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.numerics import check_tensor
+        >>> check_tensor("labels", torch.zeros(3, dtype=torch.int64), ("N",), "integers")
+    """
+    integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    of_kind = {"floating point": value.is_floating_point(), "integers": integers, "bool": value.dtype == torch.bool}
+    sizes = [size if isinstance(size, int) else got for size, got in zip(shape, value.shape, strict=False)]
+    if not of_kind[kind] or len(shape) != value.ndim or list(value.shape) != sizes:
+        expected = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+        raise ValueError(f"{name} must be {kind} of shape {expected}, got {value.dtype} of shape {tuple(value.shape)}")
 
 
 def float64_device(device: torch.device) -> torch.device:

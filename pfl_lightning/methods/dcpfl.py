@@ -13,7 +13,7 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics, alignment_loss, covariance_factors, sample_class_gaussians
-from pfl_lightning.functional.statistics.gaussians import covariances_by_class
+from pfl_lightning.functional.gaussians import covariances_by_class
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import (
     ClassMeansBroadcast,

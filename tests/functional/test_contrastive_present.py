@@ -80,5 +80,5 @@ def test_nt_xent_is_that_of_lightly(temperature, present):
     "present", [torch.ones(5, dtype=torch.bool), torch.ones(6), torch.ones(6, 2, dtype=torch.bool)]
 )
 def test_rejects_a_bad_mask(present):
-    with pytest.raises(ValueError, match=r"present must be a bool tensor of shape \(6,\), got"):
+    with pytest.raises(ValueError, match=r"present must be bool of shape \(6,\), got"):
         supervised_contrastive_loss(draw(), LABELS, present=present)

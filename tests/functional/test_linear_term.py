@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from pfl_lightning.functional.linear_term import linear_term
+from pfl_lightning.functional.losses import linear_term
 
 SHAPES = {"weight": (3, 4, 2, 2), "bias": (5,)}
 

@@ -106,12 +106,12 @@ def test_alignment_vectorizes_over_clients(norm):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"features": torch.zeros(7, 5, 1)}, r"features must have shape \(N, d\)"),
-        ({"labels": torch.zeros(6, dtype=torch.long)}, r"labels must have shape \(7,\), got \(6,\)"),
-        ({"labels": torch.zeros(7)}, "integer class indices"),
+        ({"features": torch.zeros(7, 5, 1)}, r"features must be floating point of shape \(N, d\)"),
+        ({"labels": torch.zeros(6, dtype=torch.long)}, r"labels must be integers of shape \(7,\), got .*\(6,\)"),
+        ({"labels": torch.zeros(7)}, "labels must be integers"),
         ({"prototypes": torch.zeros(4, 6)}, r"shape \(C, 5\)"),
-        ({"present": torch.ones(3, dtype=torch.bool)}, r"present must be a bool tensor of shape \(4,\)"),
-        ({"present": torch.ones(4)}, "present must be a bool tensor"),
+        ({"present": torch.ones(3, dtype=torch.bool)}, r"present must be bool of shape \(4,\)"),
+        ({"present": torch.ones(4)}, "present must be bool"),
         ({"norm": "l1"}, "'mse' .* or 'l2'"),
     ],
 )
@@ -182,13 +182,13 @@ def test_losses_vectorize_over_client_models():
 
 def test_proximal_rejects_bad_input():
     params = named(0)
-    with pytest.raises(ValueError, match=r"only in params \['bias'\]"):
+    with pytest.raises(ValueError, match=r"not in both are \[\('bias'"):
         proximal_term(params, {"weight": params["weight"]})
-    with pytest.raises(ValueError, match=r"'weight' has shape \(2, 3\), its reference \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"not in both are .*'weight', torch.Size\(\[2, 3\]\)"):
         proximal_term(params, {**params, "weight": params["weight"].T})
-    with pytest.raises(ValueError, match="at least one parameter"):
+    with pytest.raises(ValueError, match="at least one tensor"):
         proximal_term({}, {})
     with pytest.raises(ValueError, match="same names"):
         proximal_term(list(params.values()), list(params.values())[:1])
-    with pytest.raises(TypeError, match="both be mappings"):
+    with pytest.raises(ValueError, match="same names"):
         proximal_term(params, list(params.values()))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from pfl_lightning.functional import nearest_neighbor, nearest_neighbor_accuracy
+from pfl_lightning.functional import nearest_neighbor_accuracy, neighbors
 
 LABELS = torch.tensor(load_digits().target)
 
@@ -51,9 +51,9 @@ def test_blocks_do_not_matter(monkeypatch):
     values = digit_encodings()
     arguments = values[:300], LABELS[:300], values[300:500], LABELS[300:500]
     expected = nearest_neighbor_accuracy(*arguments)
-    monkeypatch.setattr(nearest_neighbor, "BLOCK_ELEMENTS", 7 * 300)
+    monkeypatch.setattr(neighbors, "BLOCK_ELEMENTS", 7 * 300)
     assert torch.equal(nearest_neighbor_accuracy(*arguments), expected)
-    monkeypatch.setattr(nearest_neighbor, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(neighbors, "BLOCK_ELEMENTS", 1)
     assert torch.equal(nearest_neighbor_accuracy(*arguments), expected)
 
 
@@ -93,13 +93,12 @@ def test_what_is_not_finite_tells_nothing(wrong):
 @pytest.mark.parametrize(
     ("position", "value", "message"),
     [
-        (0, torch.zeros(0, 3), r"^features must be .* N >= 1, got torch.float32 of shape \(0, 3\)"),
-        (2, torch.zeros(0, 3), "^test_features must be"),
+        (2, torch.zeros(5, 4), "^test_features must be"),
         (0, torch.zeros(4), "^features must be"),
         (2, torch.zeros(5, 3, dtype=torch.long), "^test_features must be floating point"),
-        (2, torch.zeros(5, 2), "must have the 3 features of the training samples, got 2"),
-        (1, torch.zeros(5, dtype=torch.long), r"^labels must be integer classes of shape \(4,\)"),
-        (3, torch.zeros(5), "^test_labels must be integer classes .* got torch.float32"),
+        (2, torch.zeros(5, 2), r"^test_features must be .* of shape \(M, 3\), got .*\(5, 2\)"),
+        (1, torch.zeros(5, dtype=torch.long), r"^labels must be integers of shape \(4,\)"),
+        (3, torch.zeros(5), "^test_labels must be integers .* got torch.float32"),
     ],
 )
 def test_rejects_bad_input(position, value, message):
@@ -112,3 +111,9 @@ def test_rejects_bad_input(position, value, message):
     arguments[position] = value
     with pytest.raises(ValueError, match=message):
         nearest_neighbor_accuracy(*arguments)
+
+
+def test_needs_samples():
+    none, labels = torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)
+    with pytest.raises(ValueError, match="must be samples, got 0 to compare with and 5 to test"):
+        nearest_neighbor_accuracy(none, labels, torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))

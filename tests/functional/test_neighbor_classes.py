@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfl_lightning.functional import neighbor_probabilities
-from pfl_lightning.functional.neighbor_classes import _nearest_places
+from pfl_lightning.functional.neighbors import _nearest_places
 
 
 def brute_force(features, labels, queries, classes, k, scale, squared):

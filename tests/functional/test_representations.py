@@ -84,9 +84,9 @@ def test_a_representation_that_is_the_same_for_all_samples_has_no_alignment():
 
 
 def test_shapes_must_fit():
-    with pytest.raises(ValueError, match=r"features of shape \(3, width\), got \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"features must be .* shape \(3, width\), got .*\(4, 2\)"):
         class_separation(torch.randn(4, 2), torch.zeros(3))
-    with pytest.raises(ValueError, match=r"shape \(4, width\), got \(5, 2\)"):
+    with pytest.raises(ValueError, match=r"shape \(4, width\), got .*\(5, 2\)"):
         pairwise_linear_cka([torch.randn(4, 2), torch.randn(5, 2)])
     with pytest.raises(ValueError, match="no representation"):
         pairwise_linear_cka([])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pfl_lightning.functional.square_term import square_term
+from pfl_lightning.functional.losses import square_term
 
 SHAPES = ((2, 3), (4,), (2, 3, 3, 3))
 

@@ -1,4 +1,4 @@
-"""Combination weights of FedPAC (ICLR 2023): the share of each client's head in a personalized head."""
+"""Combination weights of FedPAC (ICLR 2023), and the statistics of a client's features that they are found from."""
 
 from __future__ import annotations
 
@@ -6,12 +6,73 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional.combination.cvxpy_qp import solve_cvxpy
-from pfl_lightning.functional.combination.simplex_qp import optimality_gap, solve_active_set
+from pfl_lightning.functional.class_statistics import ClassStatistics
 from pfl_lightning.functional.numerics import float64_device, one_thread
+from pfl_lightning.functional.simplex_qp import optimality_gap, solve_active_set
+
+
+def weighted_class_means(statistics: ClassStatistics) -> Tensor:
+    """Class means times class shares, h_k of FedPAC: rows P_k(y) mu_ky (eqs. 34 and 39).
+
+    Args:
+        statistics: one client's statistics, of at least one sample.
+
+    Returns:
+        (C, d) float64; zero rows for absent classes.
+
+    Raises:
+        ValueError: if the statistics are empty.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics, weighted_class_means
+        >>> statistics = ClassStatistics(num_classes=3, num_features=1, with_covariances=False)
+        >>> statistics.update(torch.tensor([[1.0], [3.0], [6.0], [10.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> weighted_class_means(statistics).flatten().tolist()  # means 2 and 8, each with the share 1/2
+        [1.0, 4.0, 0.0]
+    """
+    return _class_shares(statistics).unsqueeze(1) * statistics.means
+
+
+def feature_variance(statistics: ClassStatistics) -> Tensor:
+    """Variance V_k of FedPAC, eq. (44): sum_y P(y) tr E[f f^T | y] - P(y)^2 ||mu_y||^2.
+
+    Evaluated as sum_y P(y) E[||f - mu_y||^2 | y] + P(y) (1 - P(y)) ||mu_y||^2, the same without cancellation, so
+    that it is never negative.
+
+    Args:
+        statistics: one client's statistics, of at least one sample.
+
+    Returns:
+        A float64 scalar >= 0.
+
+    Raises:
+        ValueError: if the statistics are empty.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional import ClassStatistics, feature_variance
+        >>> statistics = ClassStatistics(num_classes=2, num_features=1, with_covariances=False)
+        >>> statistics.update(torch.tensor([[1.0], [3.0], [6.0], [10.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> feature_variance(statistics)  # 1/2 (1 + 9)/2 - (1/2)^2 2^2 + 1/2 (36 + 100)/2 - (1/2)^2 8^2
+        tensor(19.5000, dtype=torch.float64)
+    """
+    shares = _class_shares(statistics)
+    within = statistics.square_deviations / statistics.counts.clamp(min=1)
+    return (shares * within + shares * (1 - shares) * statistics.means.square().sum(dim=1)).sum()
+
+
+def _class_shares(statistics: ClassStatistics) -> Tensor:
+    counts = statistics.counts.to(torch.float64)
+    total = counts.sum()
+    if not bool(total > 0):
+        raise ValueError("class shares need at least one sample, got none: has update() been called?")
+    return counts / total
+
 
 RELATIVE_FLOOR = 1e-12  # of the largest diagonal: a smaller variance is below what the Gram matrix resolves
 RELATIVE_GAP = 1e-8  # of the objective: how far from its minimum a row may be by its optimality gap
@@ -159,3 +220,43 @@ def _double(values: Tensor | Sequence[float]) -> Tensor:
 
 def _where(mask: Tensor) -> list[int]:
     return [int(index) for index in mask.nonzero().flatten()]
+
+
+TOLERANCE = 1e-12
+
+
+def solve_cvxpy(hessian: Tensor, linear: Tensor) -> Tensor:
+    """Minimize a^T Q a - 2 q_i^T a over the simplex for each row i with cvxpy and Clarabel.
+
+    One problem is compiled, with q as its parameter, and solved for every row.
+
+    Args:
+        hessian: (m, m) float64 positive semidefinite Q.
+        linear: (r, m) float64 rows q_i.
+
+    Returns:
+        Weights (r, m). Rows are on the simplex, or NaN where the solver returned no solution.
+    """
+    import cvxpy as cp  # takes a second to import and most runs never need it
+
+    rows, size = linear.shape
+    weights = torch.full_like(linear, torch.nan)
+    values, vectors = torch.linalg.eigh(hessian)
+    root = (vectors * values.clamp(min=0.0).sqrt()).T.numpy()  # root^T root = Q, for any semidefinite Q
+    row = cp.Variable(size)
+    q = cp.Parameter(size)
+    objective = cp.Minimize(cp.sum_squares(root @ row) - 2 * (q @ row))  # type: ignore[attr-defined]
+    problem = cp.Problem(objective, [row >= 0, cp.sum(row) == 1])  # type: ignore[attr-defined]
+    for i in range(rows):
+        q.value = linear[i].numpy()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the optimality gap tells inaccurate solutions, not this solver
+                problem.solve(solver=cp.CLARABEL, tol_gap_abs=TOLERANCE, tol_gap_rel=TOLERANCE, tol_feas=TOLERANCE)
+        except (cp.SolverError, ArithmeticError, ValueError):
+            continue
+        if row.value is None or not np.isfinite(row.value).all():
+            continue
+        found = torch.from_numpy(np.array(row.value, dtype=np.float64)).clamp_(min=0.0)
+        weights[i] = found / found.sum()
+    return weights

@@ -1,6 +1,6 @@
 """Prototypes of clusters, and Calibre's functions of them: two losses, the divergence rate and the server's weights.
 
-Clusters come from :func:`~pfl_lightning.functional.clustering.kmeans.kmeans` on the encodings of both views
+Clusters come from :func:`~pfl_lightning.functional.kmeans` on the encodings of both views
 of a batch, so that some may have no sample in one of the views.
 The losses leave these out by masks, not by shapes, so that `torch.func`
 can differentiate and vectorize them over clients.
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.functional.clustering.kmeans import fit_kmeans
+from pfl_lightning.functional.clustering import fit_kmeans
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
-from pfl_lightning.functional.numerics import at_least_single, float64_device, product, unit_rows
+from pfl_lightning.functional.numerics import at_least_single, check_tensor, float64_device, product, unit_rows
 
 ROUNDING = 16
 """Roundings of an encoding below which it is at its centroid."""
@@ -95,9 +95,7 @@ def prototype_meta_loss(
         tensor(0.1269)
     """
     _check(support, support_labels, num_clusters, "support", "support_labels")
-    _check(queries, query_labels, num_clusters, "queries", "query_labels")
-    if queries.shape[1] != support.shape[1]:
-        raise ValueError(f"queries must have the {support.shape[1]} features that support has, got {queries.shape[1]}")
+    _check(queries, query_labels, num_clusters, "queries", "query_labels", support.shape[1])
     means, present = cluster_means(support, support_labels, num_clusters)
     prototypes, points = unit_rows(means), unit_rows(at_least_single(queries))
     squares = points.square().sum(dim=1, keepdim=True) + prototypes.square().sum(dim=1)
@@ -149,11 +147,7 @@ def prototype_contrastive_loss(
         tensor(0.5514)
     """
     _check(first, first_labels, num_clusters, "first", "first_labels")
-    _check(second, second_labels, num_clusters, "second", "second_labels")
-    if second.shape[1] != first.shape[1]:
-        raise ValueError(
-            f"both views must have the same number of features, got {first.shape[1]} and {second.shape[1]}"
-        )
+    _check(second, second_labels, num_clusters, "second", "second_labels", first.shape[1])
     first_means, in_first = cluster_means(first, first_labels, num_clusters)
     second_means, in_second = cluster_means(second, second_labels, num_clusters)
     pairs = torch.stack([first_means, second_means], dim=1)  # (K, 2, d)
@@ -248,15 +242,10 @@ def inverse_divergence_weights(divergences: Tensor | Sequence[float]) -> Tensor:
     return shares / shares.sum()
 
 
-def _check(features: Tensor, labels: Tensor, num_clusters: int, name: str, name_of_labels: str) -> None:
-    if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
-            f"{name} must be floating point of shape (N, d), got {features.dtype} of shape {tuple(features.shape)}"
-        )
-    if labels.shape != features.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"{name_of_labels} must be integer clusters of shape ({features.shape[0]},), one for each row of {name}, "
-            f"got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
+def _check(
+    features: Tensor, labels: Tensor, num_clusters: int, name: str, name_of_labels: str, width: int | None = None
+) -> None:
+    check_tensor(name, features, ("N", "d" if width is None else width))
+    check_tensor(name_of_labels, labels, (len(features),), "integers")
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}")

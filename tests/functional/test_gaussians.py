@@ -9,7 +9,7 @@ from pfl_lightning.functional import (
     covariances_from_factors,
     sample_class_gaussians,
 )
-from pfl_lightning.functional.statistics.gaussians import covariances_by_class
+from pfl_lightning.functional.gaussians import covariances_by_class
 
 
 def accumulate(values, labels, classes, **options):

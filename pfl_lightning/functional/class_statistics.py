@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional.numerics import float64_device, one_thread
-from pfl_lightning.functional.statistics.moments import check_batch, check_moments
+from pfl_lightning.functional.numerics import check_tensor, float64_device, one_thread
+
+ASYMMETRY = 1e-5  # of a covariance's largest entry; more than single precision leaves of a symmetric product
 
 
 class ClassStatistics:
@@ -97,7 +98,7 @@ class ClassStatistics:
             >>> statistics.square_deviations.tolist()
             [2.0, 0.0]
         """
-        by_class = check_moments(counts, means, covariances, square_deviations)
+        by_class = _check_moments(counts, means, covariances, square_deviations)
         result = cls(means.shape[0], means.shape[1], with_covariances=covariances is not None)
         device = float64_device(means.device)
         counts = counts.detach().to(device=device, dtype=torch.int64)
@@ -168,7 +169,7 @@ class ClassStatistics:
             ValueError: on wrong shapes, non-integer or out-of-range labels, or non-finite features; the statistics
                 are unchanged then.
         """
-        check_batch(features, labels, self.num_classes, self.num_features)
+        _check_batch(features, labels, self.num_classes, self.num_features)
         if features.shape[0] == 0:
             return
         with one_thread():
@@ -262,3 +263,67 @@ class ClassStatistics:
 
 def _indices(mask: Tensor) -> list[int]:
     return [int(index) for index in mask.nonzero().flatten()]
+
+
+def _check_batch(features: Tensor, labels: Tensor, num_classes: int, num_features: int) -> None:
+    check_tensor("features", features, ("N", num_features))
+    check_tensor("labels", labels, (len(features),), "integers")
+    if labels.numel() > 0:
+        low, high = (int(bound) for bound in torch.aminmax(labels))
+        if low < 0 or high >= num_classes:
+            raise ValueError(f"labels must lie in 0..{num_classes - 1}, got values from {low} to {high}")
+
+
+def _check_moments(
+    counts: Tensor, means: Tensor, covariances: Tensor | Mapping[int, Tensor] | None, square_deviations: Tensor | None
+) -> dict[int, Tensor]:
+    """Refuse moments that no features have, as far as can be told without a decomposition.
+
+    Returns:
+        The covariances by class; empty if they were not given.
+    """
+    if (covariances is None) == (square_deviations is None):
+        given = "neither" if covariances is None else "both"
+        raise ValueError(f"expected either covariances or square_deviations, got {given}")
+    check_tensor("means", means, ("classes", "features"))
+    num_classes, num_features = means.shape
+    check_tensor("counts", counts, (num_classes,), "integers")
+    _refuse("counts must not be negative", counts, counts < 0)
+    _refuse("means must be finite", means, ~means.isfinite().all(dim=1))
+    if square_deviations is not None:
+        check_tensor("square_deviations", square_deviations, (num_classes,))
+        fine = square_deviations.isfinite() & (square_deviations >= 0)
+        _refuse("square_deviations must be finite and >= 0", square_deviations, ~fine)
+        single = counts.to(square_deviations.device) < 2
+        what = "the square deviation of less than two samples is zero"
+        _refuse(what, square_deviations, single & (square_deviations != 0))
+    if isinstance(covariances, Tensor):
+        check_tensor("covariances", covariances, (num_classes, num_features, num_features))
+        covariances = dict(enumerate(covariances))
+    numbers = counts.tolist()
+    for y, covariance in (covariances or {}).items():
+        if not 0 <= y < num_classes:
+            raise ValueError(f"covariances must be of classes in 0..{num_classes - 1}, got class {y}")
+        check_tensor(f"the covariance of class {y}", covariance, (num_features, num_features))
+        _check_covariance(y, numbers[y], covariance)
+    return dict(covariances or {})
+
+
+def _check_covariance(y: int, count: int, covariance: Tensor) -> None:
+    size = float(torch.stack(torch.aminmax(covariance)).abs().max())  # NaN where an entry is, which no bound holds for
+    asymmetry, least = float((covariance - covariance.T).max()), float(covariance.diagonal().min())
+    rounding = ASYMMETRY * size
+    fits = size == 0 if count < 2 else size < torch.inf and asymmetry <= rounding and least >= -rounding
+    if not fits:
+        raise ValueError(
+            "covariances must be finite and symmetric, with variances >= 0, and zero for less than two samples; got "
+            f"entries up to {size:.3g} that differ by {asymmetry:.3g} from their mirror image, and variances from "
+            f"{least:.3g}, for class {y} of {count} samples"
+        )
+
+
+def _refuse(what: str, values: Tensor, wrong: Tensor) -> None:
+    """Refuse the values (C, ...) of the first class for which ``wrong`` (C,) is true."""
+    for y in _indices(wrong)[:1]:
+        shown = values[y].tolist() if values[y].numel() <= 20 else f"values of shape {tuple(values[y].shape)}"
+        raise ValueError(f"{what}, got {shown} for class {y}")

@@ -1,4 +1,3 @@
-import importlib
 import warnings
 
 import cvxpy as cp
@@ -8,9 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_lightning.functional import combination_weights
-from pfl_lightning.functional.combination import simplex_qp
-from pfl_lightning.functional.combination import weights as combination
+from pfl_lightning.functional import combination, combination_weights, simplex_qp
 
 SOLVERS = ["active_set", "cvxpy"]
 
@@ -290,6 +287,5 @@ def test_rows_solved_in_blocks_are_the_same(monkeypatch):
     means = torch.randn(17, 4, 6, generator=generator, dtype=torch.float64)
     variances, sizes = torch.rand(17, generator=generator) * 20, torch.randint(5, 50, (17,), generator=generator)
     whole = combination_weights(means, variances, sizes, threshold=0.0)
-    module = importlib.import_module("pfl_lightning.functional.combination.weights")
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(combination, "ROWS_AT_ONCE", 3)
     torch.testing.assert_close(combination_weights(means, variances, sizes, threshold=0.0), whole, rtol=0, atol=1e-12)

@@ -150,16 +150,16 @@ def replace(name, value):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (change("covariances", (0, 0, 1), 100.0), r"symmetric, got entries that differ by .* for class 0, .* 100"),
+        (change("covariances", (0, 0, 1), 100.0), "symmetric, .* entries up to 100 that differ by .* for class 0 of 4"),
+        (change("covariances", (0, 1, 1), float("nan")), "covariances must be finite .* for class 0"),
+        (change("covariances", (2, 1, 1), float("inf")), "covariances must be finite .* for class 2"),
         (
-            change("covariances", (0, 1, 1), float("nan")),
-            "covariances must be finite, got 1 non-finite values of 9 .*0",
+            change("covariances", (1, 1, 1), 0.5),
+            "less than two samples; got entries up to 0.5 .* class 1 of 1",
         ),
-        (change("covariances", (2, 1, 1), float("inf")), "finite, got 1 non-finite values of 9 for class 2"),
-        (change("covariances", (1, 1, 1), 0.5), "less than two samples is zero, got entries up to 0.5 for class 1"),
-        (change("covariances", (0, 2, 2), -2.0), "variances must not be negative, got -2 for class 0"),
+        (change("covariances", (0, 2, 2), -2.0), "variances from -2, for class 0"),
         (change("counts", 1, -3), "counts must not be negative, got -3 for class 1"),
-        (change("means", (0, 2), float("nan")), "means must be finite, got 1 non-finite values of 3 for class 0"),
+        (change("means", (0, 2), float("nan")), r"means must be finite, got \[.*nan\] for class 0"),
         (replace("counts", torch.ones(3)), r"counts must be integers of shape \(3,\), got torch.float32"),
         (replace("counts", torch.ones(2, dtype=torch.long)), r"counts must be .*\(2,\)"),
         (replace("means", torch.zeros(3)), r"means must be floating point of shape \(classes, features\)"),
@@ -180,7 +180,7 @@ def test_impossible_moments_are_refused(spoil, message):
     [
         ([1.0, 0.0, -1.0], r">= 0, got -1.0 for class 2"),
         ([float("nan"), 0.0, 0.0], r"finite and >= 0, got nan for class 0"),
-        ([1.0, 2.0, 0.0], r"less than two samples is zero, got 2.0 for class 1 of 1 samples"),
+        ([1.0, 2.0, 0.0], r"less than two samples is zero, got 2.0 for class 1"),
         ([1.0, 0.0], r"square_deviations must be .* shape \(3,\)"),
     ],
 )
@@ -221,11 +221,11 @@ def test_a_class_left_out_has_a_covariance_of_zero():
         ({-1: torch.zeros(3, 3)}, r"covariances must be of classes in 0\.\.2, got class -1"),
         ({0: torch.zeros(3, 2)}, r"the covariance of class 0 must be floating point of shape \(3, 3\), got .*\(3, 2\)"),
         ({0: torch.zeros(3, 3).long()}, "the covariance of class 0 must be floating point"),
-        ({0: torch.full((3, 3), float("nan"))}, "finite, got 9 non-finite values of 9 for class 0"),
-        ({0: torch.tensor([[1.0, 2, 0], [0, 1, 0], [0, 0, 1]])}, "symmetric, got entries that differ by 2 from"),
-        ({0: torch.tensor([[1.0, 0, 0], [2, 1, 0], [0, 0, 1]])}, "symmetric, got entries that differ by 2 from"),
-        ({0: -torch.eye(3)}, "variances must not be negative, got -1 for class 0"),
-        ({1: torch.eye(3)}, "less than two samples is zero, got entries up to 1 for class 1 of 1 samples"),
+        ({0: torch.full((3, 3), float("nan"))}, "must be finite .* for class 0"),
+        ({0: torch.tensor([[1.0, 2, 0], [0, 1, 0], [0, 0, 1]])}, "symmetric, .* that differ by 2 from"),
+        ({0: torch.tensor([[1.0, 0, 0], [2, 1, 0], [0, 0, 1]])}, "symmetric, .* that differ by 2 from"),
+        ({0: -torch.eye(3)}, "variances from -1, for class 0"),
+        ({1: torch.eye(3)}, "less than two samples; got entries up to 1 .* for class 1 of 1 samples"),
     ],
 )
 def test_impossible_covariances_by_class_are_refused(covariances, message):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional.numerics import float64_device, one_thread
-from pfl_lightning.functional.statistics.class_statistics import ClassStatistics
+from pfl_lightning.functional.class_statistics import ClassStatistics
+from pfl_lightning.functional.numerics import check_tensor, float64_device, one_thread
 
 OVERSAMPLING = 10  # columns of a sketch beyond the rank: its condition is a matter of tens then
 
@@ -205,13 +205,8 @@ def _apportion(counts: list[int], total: int) -> list[int]:
 
 
 def _check_factors(factors: Tensor, ranks: Tensor, num_features: int) -> None:
-    if factors.ndim != 2 or factors.shape[1] != num_features or not factors.is_floating_point():
-        raise ValueError(
-            f"factors must be floating point of shape (R, {num_features}), "
-            f"got {factors.dtype} of shape {tuple(factors.shape)}"
-        )
-    if ranks.ndim != 1 or ranks.is_floating_point() or ranks.is_complex() or ranks.dtype == torch.bool:
-        raise ValueError(f"ranks must be integers of shape (C,), got {ranks.dtype} of shape {tuple(ranks.shape)}")
+    check_tensor("factors", factors, ("R", num_features))
+    check_tensor("ranks", ranks, ("C",), "integers")
     for y, rank in enumerate(ranks.tolist()):
         if not 0 <= rank <= num_features:
             raise ValueError(f"ranks must lie in 0..{num_features}, got {rank} for class {y}")

@@ -7,8 +7,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
-from pfl_lightning.functional import kmeans
-from pfl_lightning.functional.clustering import steps
+from pfl_lightning.functional import clustering, kmeans
 
 SHAPES = {"points": st.integers(6, 20), "features": st.integers(1, 4), "clusters": st.integers(1, 6)}
 
@@ -54,8 +53,8 @@ def test_an_iteration_is_that_of_scikit_learn(empty, seed):
     centroids = values[:6].clone()
     centroids[:empty] += 100.0 * torch.arange(1, empty + 1).unsqueeze(1)
     reference = KMeans(6, init=centroids.numpy(), n_init=1, max_iter=1, tol=0.0).fit(values.numpy())
-    points = steps.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
-    found = steps.improve(points, centroids[None, None])[0, 0]
+    points = clustering.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
+    found = clustering.improve(points, centroids[None, None])[0, 0]
     expected = torch.tensor(reference.cluster_centers_)
     torch.testing.assert_close(found[empty:], expected[empty:])
     # Scikit-learn takes the farthest points in no order.
@@ -65,20 +64,20 @@ def test_an_iteration_is_that_of_scikit_learn(empty, seed):
 def test_a_cluster_that_loses_its_only_point_stays_where_it_was():
     values = torch.tensor([[60.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     centroids = torch.tensor([[100.0, 0.0], [1000.0, 1000.0], [0.5, 0.0]])  # the second is empty
-    points = steps.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
-    found = steps.improve(points, centroids[None, None])[0, 0]
+    points = clustering.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
+    found = clustering.improve(points, centroids[None, None])[0, 0]
     torch.testing.assert_close(found, torch.tensor([[100.0, 0.0], [60.0, 0.0], [0.0, 0.0]]))
-    once_more = steps.improve(points, found[None, None])[0, 0]
+    once_more = clustering.improve(points, found[None, None])[0, 0]
     torch.testing.assert_close(once_more[1], values[0])
     assert once_more[0].norm().item() == pytest.approx(1.0)  # one of the others
 
 
 def test_weights_of_draws_are_not_negative():
     values = 100 * draw(50, 100).float()
-    points = steps.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
+    points = clustering.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
     own = values[None, None]
-    assert steps._square_distances(points, own).min() < 0  # of a point to itself, by rounding
-    assert steps._square_distances_in_blocks(points, own).min() == 0
+    assert clustering._square_distances(points, own).min() < 0  # of a point to itself, by rounding
+    assert clustering._square_distances_in_blocks(points, own).min() == 0
 
 
 def test_a_step_finds_what_scikit_learn_finds_with_many_starts():
@@ -152,7 +151,7 @@ def test_batches_are_clustered_apart():
 def test_blocks_do_not_matter(monkeypatch):
     values, noise = draw(50, 3), make_noise(2, 5)
     expected = kmeans(values, 5, starts=2, noise=noise)
-    monkeypatch.setattr(steps, "BLOCK_ELEMENTS", 70)  # seven points
+    monkeypatch.setattr(clustering, "BLOCK_ELEMENTS", 70)  # seven points
     assert_close(kmeans(values, 5, starts=2, noise=noise), expected)
 
 
@@ -166,7 +165,7 @@ def test_a_point_that_is_taken_is_not_drawn_again():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"points": torch.zeros(6)}, r"shape \(N, d\) or \(B, N, d\), got torch.float32 of shape \(6,\)"),
+        ({"points": torch.zeros(6)}, r"shape \(N, d\), got torch.float32 of shape \(6,\)"),
         ({"points": torch.zeros(6, 2, dtype=torch.long)}, "floating point of shape .* got torch.int64"),
         ({"points": torch.zeros(3, 2)}, "4 clusters need at least as many points, got 3: ask for fewer clusters"),
         ({"points": torch.zeros(9, 3, 2)}, "4 clusters need at least as many points, got 3"),
@@ -175,7 +174,7 @@ def test_a_point_that_is_taken_is_not_drawn_again():
         ({"iterations": -1}, "iterations must be at least 0, got -1"),
         (
             {"noise": torch.zeros(1, 4, 3)},
-            r"noise must be .* shape \(4, 4, 3\) .* got torch.float32 of shape \(1, 4, 3\)",
+            r"noise must be .* shape \(4, 4, 3\), got torch.float32 of shape \(1, 4, 3\)",
         ),
         ({"noise": torch.zeros(4, 4, 3), "generator": torch.Generator()}, "got both"),
     ],

@@ -220,13 +220,13 @@ def test_looks_at_no_values(loss):
     [
         (0, torch.zeros(7), r"floating point of shape \(N, d\), got torch.float32 of shape \(7,\)"),
         (1, torch.zeros(7, 4, dtype=torch.long), "floating point of shape"),
-        (1, torch.zeros(7, 3), "features"),
+        (1, torch.zeros(7, 3), r"shape \(N, 4\)"),
         (
             2,
             torch.zeros(6, dtype=torch.long),
-            r"integer clusters of shape \(7,\), one for each row of .* got torch.int64",
+            r"labels must be integers of shape \(7,\), got torch.int64",
         ),
-        (3, torch.zeros(7), "integer clusters of shape .* got torch.float32"),
+        (3, torch.zeros(7), "must be integers of shape .* got torch.float32"),
         (4, 0, "num_clusters must be at least 1, got 0"),
     ],
 )

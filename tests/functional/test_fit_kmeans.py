@@ -11,8 +11,7 @@ from sklearn.datasets import make_blobs
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 
-from pfl_lightning.functional import fit_kmeans, kmeans
-from pfl_lightning.functional.clustering import steps
+from pfl_lightning.functional import clustering, fit_kmeans, kmeans
 
 
 def seeded(seed=0):
@@ -84,11 +83,11 @@ def test_starts_that_have_converged_do_not_wait_for_others():
     noise = torch.rand(1, 5, clusters, 3, generator=seeded())
     ends = []
     for start in range(5):
-        alone = steps.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
-        centroids = steps.choose_starts(alone, noise[:, [start]])
+        alone = clustering.Points(values.unsqueeze(0), values.square().sum(1).unsqueeze(0))
+        centroids = clustering.choose_starts(alone, noise[:, [start]])
         for _ in range(200):
-            centroids = steps.improve(alone, centroids)
-        ends.append(steps.nearest(alone, centroids).square_distances.sum().item())
+            centroids = clustering.improve(alone, centroids)
+        ends.append(clustering.nearest(alone, centroids).square_distances.sum().item())
     assert max(ends) > 1.001 * min(ends)
     found = fit_kmeans(values, clusters, starts=5, tolerance=0.0, generator=seeded())
     assert found.inertia.item() == pytest.approx(min(ends))
@@ -97,7 +96,7 @@ def test_starts_that_have_converged_do_not_wait_for_others():
 def test_blocks_do_not_matter(monkeypatch):
     values = draw(200, 4)
     expected = fit_kmeans(values, 6, starts=3, generator=seeded())
-    monkeypatch.setattr(steps, "BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr(clustering, "BLOCK_ELEMENTS", 500)
     for got, want in zip(fit_kmeans(values, 6, starts=3, generator=seeded()), expected, strict=True):
         torch.testing.assert_close(got, want)
 

@@ -1,1 +1,0 @@
-"""K-means (``kmeans``, its vectorized steps in ``steps``), and Calibre's losses on prototypes (``prototypes``)."""
