@@ -18,7 +18,8 @@ Three things to know:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,10 +28,22 @@ from torch.func import functional_call
 
 from pfl_lightning.functional.numerics import is_transformed
 
-__all__ = ["descend", "hessian_product", "loss_and_gradients", "output_at", "scores_at"]
+__all__ = ["descend", "evaluating", "hessian_product", "loss_and_gradients", "output_at", "scores_at"]
 
 Params = Mapping[str, Tensor]
 Objective = Callable[[Params], Tensor]
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Context manager in which a network is in evaluation mode; each layer then goes back to the mode that it had."""
+    modes = {layer: layer.training for layer in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
 
 
 def output_at(network: nn.Module, params: Params, inputs: Tensor, *, own_buffers: bool = False) -> Tensor:

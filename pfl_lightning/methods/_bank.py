@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.functional.inner_loop import evaluating
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, State, statistics_field, weight_field
-
-__all__ = ["BankBroadcast", "mean_loss", "row_of", "stacked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,8 @@ def mean_loss(client: FederatedClient, data: FitData) -> float:
 
     Features are computed once as long as the encoder does not change.
     """
-    modes = {module: module.training for module in client.modules()}
-    client.eval()
-    features, labels = client.features_of(data)
-    with data.forward_context():
-        scores = client.classify(features)
-    for module, mode in modes.items():
-        module.training = mode
-    single = torch.promote_types(scores.dtype, torch.float32)  # at least
-    return float(F.cross_entropy(scores.to(single), labels))
+    with evaluating(client):
+        features, labels = client.features_of(data)
+        with data.forward_context():
+            scores = client.classify(features)
+    return float(F.cross_entropy(at_least_single(scores), labels))

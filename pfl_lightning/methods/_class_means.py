@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +15,8 @@ from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics
 from pfl_lightning.learner import all_finite, warn_of_taken_back
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
-
-__all__ = [
-    "ClassMeansBroadcast",
-    "ClassMeansUpdate",
-    "ReceivedMeans",
-    "check_finite",
-    "class_means_update",
-    "class_statistics",
-    "descend",
-    "finite_features",
-    "finite_or_before",
-    "server_head",
-    "spread",
-]
+from pfl_lightning.server import Aggregator
+from pfl_lightning.state.tensors import select_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,50 +133,68 @@ def spread(rows: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     return result
 
 
-def server_head(client: FederatedClient) -> tuple[Any, list[str]]:
-    """A copy of the head, for a server that trains it on class means, and the names of its parameters that train.
+class HeadAggregator(Aggregator):
+    """Server that trains the head by gradient descent on class means, from client to client; no client uploads a head.
+
+    Steps change a copy: the head that is sent changes between rounds.
+
+    Args:
+        client: See :class:`~pfl_lightning.server.Aggregator`; its ``server_lr`` is the length of a step.
+        num_clients: Number of clients, m.
 
     Raises:
         ConfigurationError: It has batch normalization, whose statistics the server has no samples for, or none train.
     """
-    head = client.copy_head()
-    if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in head.modules()):
-        raise ConfigurationError(
-            f"the server of {type(client).__name__} trains the head on class means, and batch normalization has no "
-            "statistics there: let the head be the last linear layer alone, or use another method, such as FedPAC"
-        )
-    shared = set(client.shared_names())
-    names = [name for name, _ in head.named_parameters() if f"{client.head_prefix}{name}" in shared]
-    if not names:
-        raise ConfigurationError(
-            f"the server of {type(client).__name__} trains the head, and all of it is frozen (requires_grad=False)"
-        )
-    return head, names
 
+    update_class = ClassMeansUpdate
 
-@torch.enable_grad()
-def descend(head: nn.Module, features: Tensor, labels: Tensor, lr: float, names: Sequence[str]) -> None:
-    """One step of gradient descent of a head, in place, on the mean cross entropy of features (N, d).
+    def __init__(self, client: Any, num_clients: int) -> None:
+        super().__init__(client, num_clients)
+        self.expected_weights = {}  # clients upload class statistics, and not the head
+        self.lr, self._prefix = client.server_lr, client.head_prefix
+        self.head = client.copy_head()
+        if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in self.head.modules()):
+            raise ConfigurationError(
+                f"the server of {type(client).__name__} trains the head on class means, and batch normalization has no "
+                "statistics there: let the head be the last linear layer alone, or use another method, such as FedPAC"
+            )
+        shared = set(client.shared_names())
+        self._names = [name for name, _ in self.head.named_parameters() if f"{self._prefix}{name}" in shared]
+        if not self._names:
+            raise ConfigurationError(
+                f"the server of {type(client).__name__} trains the head, and all of it is frozen (requires_grad=False)"
+            )
+        self._next: tuple[nn.Module, ...] = ()  # at most one; in a tuple, it is no part of the state that is saved
+        self._round = 0
 
-    Args:
-        head: The head, see :func:`server_head`.
-        features: Features (N, d).
-        labels: Their classes, (N,).
-        lr: Learning rate.
-        names: Names of the parameters that train.
-    """
-    parameters = [head.get_parameter(name).requires_grad_() for name in names]
-    loss = F.cross_entropy(head(features), labels)
-    gradients = torch.autograd.grad(loss, parameters)
-    with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.requires_grad_(False).sub_(lr * gradient)
+    def head_weights(self) -> dict[str, Tensor]:
+        """What is shared of the head, by the clients' names."""
+        return {f"{self._prefix}{name}": value for name, value in select_state(self.head, self._names).items()}
 
+    def receive(self, update: ClientUpdate) -> None:
+        """Begin the next head with the first update of a round."""
+        if not self._next:
+            self._next = (copy.deepcopy(self.head),)
+        self._round = update.round
 
-def finite_or_before(new: nn.Linear, before: nn.Linear, round: int) -> nn.Linear:
-    """Trained head of the server, or the one before, with a warning, where it is not finite."""
-    if all_finite(new.parameters()):
-        return new
-    remedy = "lower server_lr, or look for clients whose class statistics are very large"
-    warn_of_taken_back("the server's head", round, remedy, stacklevel=4)
-    return before
+    @torch.enable_grad()
+    def descend(self, features: Tensor, labels: Tensor) -> None:
+        """One step of the next head on the mean cross entropy of features (N, d)."""
+        [head] = self._next
+        parameters = [head.get_parameter(name).requires_grad_() for name in self._names]
+        with torch.autocast(parameters[0].device.type, enabled=False):
+            loss = F.cross_entropy(head(features.to(parameters[0])), labels.to(parameters[0].device))
+            gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.requires_grad_(False).sub_(self.lr * gradient)
+
+    def aggregate(self) -> None:
+        """Take over the next head, unless it is not finite."""
+        for head in self._next:
+            if all_finite(head.parameters()):
+                self.head = head
+            else:
+                remedy = "lower server_lr, or look for clients whose class statistics are very large"
+                warn_of_taken_back("the server's head", self._round, remedy)
+        self._next, self._round = (), 0

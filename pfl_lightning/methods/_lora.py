@@ -6,8 +6,6 @@ from torch import nn
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = ["MATRICES_A", "named_a"]
-
 MATRICES_A = ("lora_A", "lora_embedding_A")
 """Names of the matrices A in peft and in loralib."""
 

@@ -16,8 +16,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.closures import copy_module
 
-__all__ = ["PARTNER", "PartnerClient"]
-
 PARTNER = ("partner.*",)
 """Patterns of the partner's parameters and buffers."""
 

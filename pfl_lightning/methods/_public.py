@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.state.tensors import TensorDict, select_state
-
-__all__ = ["DistillingClient", "PublicBroadcast", "PublicUpdate"]
+from pfl_lightning.state.tensors import TensorDict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +124,12 @@ class DistillingClient(FederatedClient):
     def make_update(self, context: FitContext, before: Any) -> PublicUpdate:
         """What the trained model says of S_{r+1}."""
         assert context.public is not None
-        return PublicUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
-            weights=select_state(self, self.shared_names()),
-            scores=self._scores(context.public.of_round(context.round + 1)),
-        )
+        scores = self._scores(context.public.of_round(context.round + 1))
+        return PublicUpdate(**vars(super().make_update(context, before)), scores=scores)
 
     @torch.no_grad()
     def _scores(self, data: FitData) -> Tensor:
         """What is sent of all samples, (S, C), by the model in evaluation mode."""
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
-        with data.forward_context():
+        with evaluating(self), data.forward_context():
             chunks = [self(data.convert_input(chunk)) for chunk in data.tensors()[0].split(data.eval_batch_size)]
-        for module, mode in modes.items():
-            module.training = mode
         return self.said(torch.cat(chunks).to(self.statistics_like()))

@@ -12,8 +12,6 @@ from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
 
-__all__ = ["SelfSupervisedClient"]
-
 
 class SelfSupervisedClient(FederatedClient):
     """Client whose encoder trains on an objective of two augmented views, without labels.

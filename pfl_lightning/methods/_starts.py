@@ -15,8 +15,6 @@ from pfl_lightning.messages import State
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.tensors import select_state
 
-__all__ = ["check_starts", "further_starts", "reset_layers", "take_weights"]
-
 
 def further_starts(
     client: FederatedClient, names: Sequence[str], part: str, count: int, seed: int, made: Sequence[nn.Module]

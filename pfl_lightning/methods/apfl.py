@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_choice, check_learning_rate, check_number
+from pfl_lightning.checks import check_between, check_choice, check_learning_rate, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext, Phase
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import loss_and_gradients, scores_at
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.options import ClientOptions, Unpack
@@ -65,9 +64,7 @@ class APFL(FederatedClient):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, **options)
-        check_number("alpha", alpha)
-        if alpha > 1:
-            raise ConfigurationError(f"alpha must be at most 1, got {alpha}")
+        check_between("alpha", alpha, 0, 1)
         if alpha_lr is not None:
             check_learning_rate("alpha_lr", alpha_lr)
         check_number("alpha_decay", alpha_decay)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrastive_loss, prototype_meta_loss
+from pfl_lightning.functional.clustering import num_candidates
 from pfl_lightning.messages import ClientUpdate, State, statistics_field
 from pfl_lightning.methods._class_means import check_finite
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
@@ -20,7 +20,6 @@ from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput
 from pfl_lightning.self_supervised.objective import features_of
 from pfl_lightning.server import AveragingAggregator
-from pfl_lightning.state.tensors import select_state
 
 __all__ = ["Calibre", "CalibreUpdate", "DivergenceAwareAggregator"]
 
@@ -106,13 +105,7 @@ class Calibre(SelfSupervisedClient):
         **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(
-            encoder,
-            num_classes,
-            objective=objective,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            **options,
+            encoder, num_classes, objective=objective, lr=lr, momentum=momentum, weight_decay=weight_decay, **options
         )
         check_number("alpha_n", alpha_n)
         check_number("alpha_p", alpha_p)
@@ -123,7 +116,7 @@ class Calibre(SelfSupervisedClient):
         self.alpha_n, self.alpha_p, self.clusters = alpha_n, alpha_p, clusters
         self.prototype_temperature, self.aggregation = prototype_temperature, aggregation
         self.divergence_of = divergence_of
-        noise = torch.zeros(STARTS, clusters, _candidates(clusters))
+        noise = torch.zeros(STARTS, clusters, num_candidates(clusters))
         self.register_buffer("cluster_noise", noise, persistent=False)
 
     def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
@@ -168,7 +161,7 @@ class Calibre(SelfSupervisedClient):
             return terms
         encodings = output.encodings  # z_e, z_o
         count = min(self.clusters, len(encodings[0]))
-        noise = self.cluster_noise[:, :count, : _candidates(count)]
+        noise = self.cluster_noise[:, :count, : num_candidates(count)]
         clustering = kmeans(torch.cat(encodings), count, starts=STARTS, noise=noise)
         of_e, of_o = clustering.assignment.chunk(2)  # pseudo-labels
         if meta:  # L_n: z_o against the prototypes of z_e
@@ -188,13 +181,7 @@ class Calibre(SelfSupervisedClient):
             encodings = F.normalize(encodings, dim=1)
         generator = torch.Generator().manual_seed(before)
         divergence = divergence_rate(encodings, min(self.clusters, len(encodings)), generator=generator)
-        return CalibreUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
-            weights=select_state(self, self.shared_names()),
-            divergence=divergence,
-        )
+        return CalibreUpdate(**vars(super().make_update(context, before)), divergence=divergence)
 
 
 class DivergenceAwareAggregator(AveragingAggregator):
@@ -235,8 +222,3 @@ class DivergenceAwareAggregator(AveragingAggregator):
             self._average.update(state, 1.0 / self._smallest if self._smallest < float("inf") else 1.0)
         self._start_round()
         super().aggregate()
-
-
-def _candidates(clusters: int) -> int:
-    """Candidates for each further start, as :func:`~pfl_lightning.functional.kmeans` draws them."""
-    return 2 + int(math.log(clusters))

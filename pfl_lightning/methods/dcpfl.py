@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import dataclass
 
@@ -18,17 +17,13 @@ from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import (
     ClassMeansBroadcast,
     ClassMeansUpdate,
+    HeadAggregator,
     ReceivedMeans,
     class_statistics,
-    descend,
-    finite_or_before,
-    server_head,
     spread,
 )
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.seeding import Purpose, seeded_generator
-from pfl_lightning.server import Aggregator
-from pfl_lightning.state.tensors import select_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,37 +165,30 @@ class DCPFL(FederatedClient):
         )
 
 
-class DCPFLAggregator(Aggregator):
+class DCPFLAggregator(HeadAggregator):
     """Trains the head on class means, pools the clients' statistics, and fine-tunes the head on virtual features."""
 
     update_class = DCPFLUpdate
 
     def __init__(self, client: DCPFL, num_clients: int) -> None:
         super().__init__(client, num_clients)
-        self.expected_weights = {}  # clients upload class statistics, and not the head
-        self.lr, self.virtual_features = client.server_lr, client.virtual_features
+        self.virtual_features = client.virtual_features
         self.epochs, self.batch_size = client.calibration_epochs, client.calibration_batch_size
         self.uses_factors = self.virtual_features > 0 and client.factors
         self.uses_matrices = self.virtual_features > 0 and not client.factors
-        self.head, self._names = server_head(client)
-        self._prefix = client.head_prefix
         self.means: Tensor
         self.present: Tensor
         self.register_buffer("means", torch.zeros_like(client.received.means))
         self.register_buffer("present", torch.zeros_like(client.received.present))
-        self._start_round()
+        self._pooled = self._empty_pool()
 
-    def _start_round(self) -> None:
-        self._next: tuple[nn.Linear, ...] = ()  # at most one; in a tuple, it is no part of the state that is saved
-        self._round = 0
+    def _empty_pool(self) -> ClassStatistics:
         classes, width = self.means.shape
-        self._pooled = ClassStatistics(classes, width, with_covariances=self.virtual_features > 0)
+        return ClassStatistics(classes, width, with_covariances=self.virtual_features > 0)
 
     def broadcast(self, client: int, round: int) -> ClassMeansBroadcast:
         """The global head and class means, the same for every client."""
-        own = select_state(self.head, self._names)
-        weights = {f"{self._prefix}{name}": value for name, value in own.items()}
-        classes = self.present.nonzero().flatten()
+        weights, classes = self.head_weights(), self.present.nonzero().flatten()
         means = self.means[classes]
         return ClassMeansBroadcast(client=client, round=round, weights=weights, means=means, classes=classes)
 
@@ -208,14 +196,9 @@ class DCPFLAggregator(Aggregator):
         """One step of the head on the client's class means (8, 9); the statistics join the pool (10, 11)."""
         assert isinstance(update, DCPFLUpdate)
         statistics = self._statistics_of(update)
-        if not self._next:
-            self._next = (copy.deepcopy(self.head),)
-        weight = next(self.head.parameters())
-        with torch.autocast(weight.device.type, enabled=False):
-            means, classes = update.means.to(weight), update.classes.to(weight.device)
-            descend(self._next[0], means, classes, self.lr, self._names)  # (8), (9)
+        super().receive(update)
+        self.descend(update.means, update.classes)  # (8), (9)
         self._pooled.merge(statistics)  # (10), (11)
-        self._round = update.round
 
     def _statistics_of(self, update: DCPFLUpdate) -> ClassStatistics:
         """The client's class statistics on the CPU; the cost is that of the classes it has.
@@ -241,17 +224,14 @@ class DCPFLAggregator(Aggregator):
     def aggregate(self) -> None:
         """Take over the head, after its calibration on virtual features (12), and the pooled class means (10)."""
         if self._next:
-            before, (self.head,) = self.head, self._next
-            seen = self._pooled.counts > 0
             self.means.copy_(self._pooled.means)
-            self.present.copy_(seen)
+            self.present.copy_(self._pooled.counts > 0)
             if self.virtual_features > 0:
                 self._calibrate()
-            self.head = finite_or_before(self.head, before, self._round)
-        self._start_round()
+        super().aggregate()
+        self._pooled = self._empty_pool()
 
     def _calibrate(self) -> None:
-        weight = next(self.head.parameters())
         generator = seeded_generator(self.seed, Purpose.VIRTUAL_FEATURES, self._round)
         try:
             features, labels = sample_class_gaussians(self._pooled, self.virtual_features, generator)
@@ -263,9 +243,6 @@ class DCPFLAggregator(Aggregator):
                 stacklevel=3,
             )
             return
-        features, labels = features.to(weight), labels.to(weight.device)
-        with torch.autocast(weight.device.type, enabled=False):
-            for _ in range(self.epochs):
-                order = torch.randperm(len(labels), generator=generator).to(weight.device)
-                for batch in order.split(self.batch_size):
-                    descend(self.head, features[batch], labels[batch], self.lr, self._names)  # (12)
+        for _ in range(self.epochs):
+            for batch in torch.randperm(len(labels), generator=generator).to(labels.device).split(self.batch_size):
+                self.descend(features[batch], labels[batch])  # (12)

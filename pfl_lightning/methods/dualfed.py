@@ -14,6 +14,7 @@ from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.encoders.mlp import make_projector
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import supervised_contrastive_loss
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 
@@ -185,8 +186,7 @@ class DualFed(FederatedClient):
         if self.prediction == "logits":
             scores: Tensor = personal + general
             return scores
-        single = torch.promote_types(personal.dtype, torch.float32)  # at least
-        both = torch.stack([F.log_softmax(scores, dim=-1, dtype=single) for scores in (personal, general)])
+        both = torch.stack([at_least_single(scores).log_softmax(dim=-1) for scores in (personal, general)])
         return both.logsumexp(dim=0) - math.log(2)
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.functional import ClassStatistics
+from pfl_lightning.functional.inner_loop import evaluating
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import ReceivedMeans, finite_features
 from pfl_lightning.options import ClientOptions, Unpack
@@ -110,11 +112,11 @@ class FD(FederatedClient):
         terms = super().loss_terms(features, labels)
         if self.gamma > 0 and self.uses("distillation"):
             scores, received = self.classify(features), self.others.means[labels]
-            precise = torch.promote_types(scores.dtype, torch.float32)
-            targets = received.to(precise)
+            scores = at_least_single(scores)
+            targets = received.to(scores.dtype)
             if self.average == "scores":
                 targets = targets.softmax(dim=1)
-            distances = F.cross_entropy(scores.to(precise), targets, reduction="none")
+            distances = F.cross_entropy(scores, targets, reduction="none")
             terms["distillation"] = self.gamma * (distances * self.others.present[labels]).mean()
         return terms
 
@@ -122,20 +124,15 @@ class FD(FederatedClient):
     def make_update(self, context: FitContext, before: None) -> FDUpdate:
         """The trained model's mean scores on the own samples of each class."""
         features, labels = finite_features(self, context)
-        modes = {layer: layer.training for layer in self.head.modules()}  # a user's head may have dropout
-        self.head.eval()
-        scores = self.classify(features.to(self.statistics_like()))
-        for layer, mode in modes.items():
-            layer.training = mode
+        with evaluating(self.head):  # a user's head may have dropout
+            scores = self.classify(features.to(self.statistics_like()))
         if self.average == "probabilities":
             scores = scores.softmax(dim=1)
         statistics = ClassStatistics(self.num_classes, self.num_classes)
         statistics.update(scores, labels)
         classes = statistics.counts.nonzero().flatten()
         return FDUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
+            **vars(super().make_update(context, before)),  # without weights
             classes=classes,
             scores=statistics.means[classes].to(self.statistics_like()),
             counts=statistics.counts[classes] if self.by_samples else None,

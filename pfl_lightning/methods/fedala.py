@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.checks import check_at_least, check_between, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
@@ -63,8 +63,7 @@ class FedALA(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         check_number("eta", eta)
         check_number("sample_share", sample_share, strict=True)
-        if sample_share > 1:
-            raise ConfigurationError(f"sample_share must be at most 1, all samples, got {sample_share}")
+        check_between("sample_share", sample_share, 0, 1)
         if layers is not None:
             check_at_least("layers", layers, 1)
         check_number("threshold", threshold)
@@ -104,15 +103,12 @@ class FedALA(FederatedClient):
         received = {name: p.detach().clone() for name, p in self._upper().items()}
         own = {name: value.to(received[name]) for name, value in self.own.as_state().items()}
         mixing = {name: value.clone() for name, value in self.mixing.as_state().items()}
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
         losses: list[float] = []
-        while self.eta > 0 and len(losses) < (self.max_passes if int(self.learned) == 0 else 1):
-            losses.append(self._pass(context, own, received, mixing))
-            if len(losses) > self.window and np.std(losses[-self.window :]) < self.threshold:
-                break
-        for module, mode in modes.items():
-            module.training = mode
+        with evaluating(self):
+            while self.eta > 0 and len(losses) < (self.max_passes if int(self.learned) == 0 else 1):
+                losses.append(self._pass(context, own, received, mixing))
+                if len(losses) > self.window and np.std(losses[-self.window :]) < self.threshold:
+                    break
         with torch.no_grad():
             for name, parameter in self._upper().items():
                 parameter.copy_(torch.lerp(own[name], received[name], mixing[name]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_choice, check_number
+from pfl_lightning.checks import check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage, proximal_term
@@ -63,11 +63,7 @@ class FedAMP(FederatedClient):
         check_number("proximal (lambda / alpha)", proximal)
         check_choice("start", start, ("own", "mixture"))
         if own_share is not None:
-            check_number("own_share", own_share)
-            if own_share > 1:
-                raise ConfigurationError(
-                    f"own_share must be at most 1, the sum of a mixture's weights, got {own_share}"
-                )
+            check_between("own_share", own_share, 0, 1)
         if attention == "gaussian" and own_share is not None:
             raise ConfigurationError(
                 "own_share is of attention='cosine'; with 'gaussian' a model keeps what the others leave"

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_choice, check_learning_rate
 from pfl_lightning.client import Citation, FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import class_statistics
@@ -150,21 +151,18 @@ class FedAS(FederatedClient):
 
     def _fisher(self, context: FitContext) -> Tensor:
         """Sum over batches of the squared norm of the gradient of their mean cross entropy, in evaluation mode."""
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
         inputs, labels = context.data.tensors()
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         trace = torch.zeros((), dtype=torch.float64)
         size = context.data.batch_size
-        for chunk, classes in zip(inputs.split(size), labels.split(size), strict=True):
-            with torch.enable_grad(), context.data.forward_context():
-                scores = at_least_single(self(context.data.convert_input(chunk)))
-                loss = F.cross_entropy(scores, classes, reduction="sum")  # divided below, as in full_gradient
-            gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
-            parts = [(at_least_single(gradient) / len(classes)).square().sum() for gradient in gradients]
-            trace += torch.stack(parts).sum().cpu()
-        for module, mode in modes.items():
-            module.training = mode
+        with evaluating(self):
+            for chunk, classes in zip(inputs.split(size), labels.split(size), strict=True):
+                with torch.enable_grad(), context.data.forward_context():
+                    scores = at_least_single(self(context.data.convert_input(chunk)))
+                    loss = F.cross_entropy(scores, classes, reduction="sum")  # divided below, as in full_gradient
+                gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
+                parts = [(at_least_single(gradient) / len(classes)).square().sum() for gradient in gradients]
+                trace += torch.stack(parts).sum().cpu()
         return trace.to(self.statistics_like())
 
 

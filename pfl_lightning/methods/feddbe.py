@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_choice, check_number
+from pfl_lightning.checks import check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
@@ -94,8 +93,7 @@ class FedDBE(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         check_number("kl_weight (kappa)", kl_weight)
         check_number("mean_momentum", mean_momentum, strict=True)
-        if mean_momentum > 1:
-            raise ConfigurationError(f"mean_momentum must be at most 1, got {mean_momentum}")
+        check_between("mean_momentum", mean_momentum, 0, 1)
         check_choice("first_round", first_round, ("discard", "average"))
         self.kl_weight, self.mean_momentum, self.first_round = kl_weight, mean_momentum, first_round
         if personal_head:

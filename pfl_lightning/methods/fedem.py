@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.methods._starts import check_starts, reset_layers, take_weights
 from pfl_lightning.options import ClientOptions, Unpack
@@ -132,14 +133,10 @@ class FedEM(FederatedClient):
         """E step on all samples, not augmented, in evaluation mode: q is attached to them, and pi_k their mean."""
         if self.num_components == 1:
             return
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
         inputs, labels = data.tensors()
         pieces = zip(inputs.split(data.eval_batch_size), labels.split(data.eval_batch_size), strict=True)
-        with data.forward_context():
+        with evaluating(self), data.forward_context():
             losses = torch.cat([self._losses(data.convert_input(own), classes) for own, classes in pieces])
-        for module, mode in modes.items():
-            module.training = mode
         found = self._responsibilities(losses)
         data.attach(found)
         mean = found.mean(0)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_choice, check_number
+from pfl_lightning.checks import check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.messages import ClientUpdate, State
@@ -114,11 +114,9 @@ class FedEMA(SelfSupervisedClient):
             weight_decay=weight_decay,
             **options,
         )
-        shares = {"tau": tau, "encoder_weight": encoder_weight, "predictor_weight": predictor_weight}
-        for name, share in shares.items():
-            check_number(name, share)
-            if share > 1:
-                raise ConfigurationError(f"{name} must be at most 1, got {share}")
+        check_between("tau", tau, 0, 1)
+        check_between("encoder_weight", encoder_weight, 0, 1)
+        check_between("predictor_weight", predictor_weight, 0, 1)
         check_number("threshold", threshold)
         check_choice("update_encoder", update_encoder, get_args(EncoderUpdate))
         check_choice("update_predictor", update_predictor, get_args(PredictorUpdate))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.checks import check_at_least, check_choice, check_number
+from pfl_lightning.checks import check_at_least, check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import weighted_average
@@ -81,9 +81,7 @@ class FedFomo(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_at_least("models (M)", models, 1)
-        check_number("exploration (epsilon)", exploration)
-        if exploration > 1:
-            raise ConfigurationError(f"exploration (epsilon) is a probability, at most 1, got {exploration}")
+        check_between("exploration (epsilon)", exploration, 0, 1)
         check_number("exploration_decay", exploration_decay)
         check_choice("fallback", fallback, ("own", "base"))
         check_choice("preference", preference, ("raw", "normalized"))

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
-import torch
 from torch import nn
 
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.methods._class_means import (
-    ClassMeansUpdate,
-    class_means_update,
-    descend,
-    finite_or_before,
-    server_head,
-)
+from pfl_lightning.methods._class_means import ClassMeansUpdate, HeadAggregator, class_means_update
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator
-from pfl_lightning.state.tensors import select_state
 
 
 class FedGH(FederatedClient):
@@ -68,40 +57,21 @@ class FedGH(FederatedClient):
         return class_means_update(self, context)
 
 
-class FedGHAggregator(Aggregator):
+class FedGHAggregator(HeadAggregator):
     """Trains the head by gradient descent on the class means of each client of the cohort, one after the other."""
-
-    update_class = ClassMeansUpdate
 
     def __init__(self, client: FedGH, num_clients: int) -> None:
         super().__init__(client, num_clients)
-        self.expected_weights = {}  # clients upload class means, and not the head
-        self.head, self._names = server_head(client)
-        self._prefix = client.head_prefix
-        self.lr, self.by_class = client.server_lr, client.server_steps == "class"
-        self._round = 0
-        self._next: tuple[nn.Linear, ...] = ()  # at most one; in a tuple, it is no part of the state that is saved
+        self.by_class = client.server_steps == "class"
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global head, the same for every client."""
-        own = select_state(self.head, self._names)
-        weights = {f"{self._prefix}{name}": value for name, value in own.items()}
-        return Broadcast(client=client, round=round, weights=weights)
+        return Broadcast(client=client, round=round, weights=self.head_weights())
 
     def receive(self, update: ClientUpdate) -> None:
-        """Steps on the client's class means, on a copy: the head that is sent changes between rounds."""
+        """Steps on the client's class means."""
+        super().receive(update)
         assert isinstance(update, ClassMeansUpdate)
-        if not self._next:
-            self._next = (copy.deepcopy(self.head),)
-        self._round, weight = update.round, next(self.head.parameters())
-        means, classes = update.means.to(weight), update.classes.to(weight.device)
-        size = 1 if self.by_class else max(len(classes), 1)
-        with torch.autocast(weight.device.type, enabled=False):
-            for rows, labels in zip(means.split(size), classes.split(size), strict=True):
-                descend(self._next[0], rows, labels, self.lr, self._names)
-
-    def aggregate(self) -> None:
-        """Take over the trained head."""
-        if self._next:
-            (trained,), self._next = self._next, ()
-            self.head, self._round = finite_or_before(trained, self.head, self._round), 0
+        size = 1 if self.by_class else max(len(update.classes), 1)
+        for means, classes in zip(update.means.split(size), update.classes.split(size), strict=True):
+            self.descend(means, classes)

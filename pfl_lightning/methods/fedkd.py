@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_between, check_number
 from pfl_lightning.client import Citation, FitContext
 from pfl_lightning.encoders import EncoderFactory
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import RunFacts
-from pfl_lightning.functional import RunningAverage, check_energy, compress_state, expand_state, kl_divergence
+from pfl_lightning.functional import RunningAverage, compress_state, expand_state, kl_divergence
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
 from pfl_lightning.methods._partner import PartnerClient
 from pfl_lightning.options import ClientOptions, Unpack
@@ -51,11 +51,9 @@ class EnergySchedule:
     end: float
 
     def __post_init__(self) -> None:
-        try:
-            check_energy(self.start, "energy_start")
-            check_energy(self.end, "energy_end")
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
+        for name, energy in (("energy_start", self.start), ("energy_end", self.end)):
+            check_number(f"{name}, the share of the squared norm that is kept,", energy, strict=True)
+            check_between(name, energy, 0, 1)
         if self.end < self.start:
             raise ConfigurationError(
                 "energy_end must be at least energy_start, as messages keep more from round to round, got "

@@ -155,10 +155,7 @@ class FedPAC(FederatedClient):
         trained = class_statistics(self, context) if self.alignment > 0 else None
         like = self.statistics_like()
         return FedPACUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
-            weights=select_state(self, self.shared_names()),
+            **vars(super().make_update(context, before)),
             centroids=trained.means.to(like) if trained else None,
             counts=trained.counts.to(like.device) if trained else None,
             weighted_means=weighted_class_means(before).to(like) if self.combination else None,

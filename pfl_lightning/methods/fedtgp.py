@@ -14,7 +14,7 @@ from pfl_lightning.client import Citation
 from pfl_lightning.learner import Learner, Objective
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._class_means import ClassMeansBroadcast, ClassMeansUpdate
-from pfl_lightning.methods._prototypes import PrototypeClient
+from pfl_lightning.methods.fedproto import PrototypeClient
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.seeding import Purpose
 from pfl_lightning.server import Aggregator
@@ -99,11 +99,8 @@ class FedTGPAggregator(Aggregator):
     def __init__(self, client: FedTGP, num_clients: int) -> None:
         super().__init__(client, num_clients)
         classes, width = client.prototypes.means.shape
-        self.epochs, self.batch_size, self.max_margin = (
-            client.server_epochs,
-            client.server_batch_size,
-            client.max_margin,
-        )
+        self.epochs, self.batch_size = client.server_epochs, client.server_batch_size
+        self.max_margin = client.max_margin
         sgd = partial(torch.optim.SGD, lr=client.server_lr)
         self.learner = Learner(TrainablePrototypes(classes, width), sgd)
         self.trained: Tensor

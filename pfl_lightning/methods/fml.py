@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_number
+from pfl_lightning.checks import check_between
 from pfl_lightning.client import Citation
 from pfl_lightning.encoders import EncoderFactory
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import kl_divergence
 from pfl_lightning.methods._partner import PartnerClient
 from pfl_lightning.options import ClientOptions, Unpack
@@ -47,10 +46,8 @@ class FML(PartnerClient):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(encoder, num_classes, partner=partner, **options)
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            check_number(name, value)
-            if value > 1:
-                raise ConfigurationError(f"{name} must be at most 1, which is learning from labels alone, got {value}")
+        check_between("alpha", alpha, 0, 1)
+        check_between("beta", beta, 0, 1)
         self.alpha, self.beta, self.by_samples = alpha, beta, by_samples
 
     def configure_aggregator(self, num_clients: int) -> AveragingAggregator:

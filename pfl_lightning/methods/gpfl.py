@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.functional.losses import square_term
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
 

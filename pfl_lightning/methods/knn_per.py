@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_at_least, check_choice, check_number
+from pfl_lightning.checks import check_at_least, check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import neighbor_probabilities
+from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.tensors import TensorDict
@@ -69,11 +70,10 @@ class KNNPer(FederatedClient):
         if self.fine_tune == "all":
             raise ConfigurationError(_STALE.format("fine_tune='all'", "fine_tune='head'"))
         check_at_least("k", k, 1)
-        for name, value in (("weight (lambda)", weight), ("capacity", capacity)):
-            if value is not None:
-                check_number(name, value, strict=name == "capacity")
-                if value > 1:
-                    raise ConfigurationError(f"{name} must be at most 1, got {value}")
+        if weight is not None:
+            check_between("weight (lambda)", weight, 0, 1)
+        check_number("capacity", capacity, strict=True)
+        check_between("capacity", capacity, 0, 1)
         check_number("scale", scale, strict=True)
         check_choice("distance", distance, ("squared", "euclidean"))
         self.k, self.weight, self.scale, self.distance, self.capacity = k, weight, scale, distance, capacity
@@ -148,8 +148,7 @@ class KNNPer(FederatedClient):
 
     def _log_probabilities(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logarithms of p_knn and of p_model, (N, C) each."""
-        scores = super().classify(features)
-        single = torch.promote_types(scores.dtype, torch.float32)  # at least
+        scores = at_least_single(super().classify(features))
         store = self.datastore.as_state()
         probabilities = neighbor_probabilities(
             store["features"],
@@ -160,8 +159,8 @@ class KNNPer(FederatedClient):
             scale=features.shape[1] * self.scale,
             squared=self.distance == "squared",
         )
-        found = probabilities.clamp(min=FLOOR).log().to(scores.device, single)
-        return found, F.log_softmax(scores, dim=-1, dtype=single)
+        found = probabilities.clamp(min=FLOOR).log().to(scores)
+        return found, scores.log_softmax(dim=-1)
 
 
 def _mixed(neighbors: Tensor, model: Tensor, weight: Tensor) -> Tensor:

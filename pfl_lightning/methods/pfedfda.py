@@ -14,7 +14,6 @@ from pfl_lightning.errors import ClientError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import finite_features
-from pfl_lightning.methods._gaussians import Gaussians, MixedScores
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
@@ -66,10 +65,7 @@ class PFedFDA(FederatedClient):
     """
 
     citation = Citation(
-        "Personalized Federated Learning via Feature Distribution Adaptation",
-        "McLaughlin and Su",
-        "NeurIPS",
-        2024,
+        "Personalized Federated Learning via Feature Distribution Adaptation", "McLaughlin and Su", "NeurIPS", 2024
     )
     shared = ("encoder.*",)
     fixed = ("head.*",)
@@ -231,3 +227,62 @@ class PFedFDAAggregator(AveragingAggregator):
         if mean.total_weight > 0:
             self.gaussians.assign(mean.result())
         super().aggregate()
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Features of each class as a Gaussian, of one covariance for all.
+
+    Attributes:
+        means: (C, d).
+        covariance: (d, d).
+    """
+
+    means: Tensor
+    covariance: Tensor
+
+    def mixed(self, other: Gaussians, betas: Tensor) -> Gaussians:
+        """These by beta and others by 1 - beta; the first beta is of the means, the last one of the covariance."""
+        of_means, of_covariance = betas[0], betas[-1]
+        return Gaussians(
+            of_means * self.means + (1 - of_means) * other.means,
+            of_covariance * self.covariance + (1 - of_covariance) * other.covariance,
+        )
+
+    def classifier(self, priors: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+        """Weights (C, d) and biases (C,) of the Bayes classifier, Sigma^-1 mu and -mu Sigma^-1 mu / 2 + log prior."""
+        weights = torch.linalg.solve(self.shrunk(shrinkage), self.means.T).T
+        return weights, -(self.means * weights).sum(dim=1) / 2 + priors.log()
+
+    def shrunk(self, shrinkage: float) -> Tensor:
+        """Sigma of a classifier: the covariance, mixed with a multiple of the identity of the same trace."""
+        identity = torch.eye(len(self.covariance)).to(self.covariance)
+        return (1 - shrinkage) * self.covariance + shrinkage * self.covariance.trace() / len(identity) * identity
+
+
+class MixedScores:
+    """Scores of samples under the Bayes classifiers of mixtures, in coordinates in which no matrix need be solved.
+
+    Sigma of a mixture is beta Sigma_own + (1 - beta) Sigma_global. Some basis W makes Sigma_global the identity and
+    Sigma_own a diagonal matrix of values l; in it, that of every mixture is diagonal, beta l + 1 - beta.
+
+    Args:
+        own: Gaussians of the client.
+        other: The global ones.
+        shrinkage: See :meth:`Gaussians.shrunk`.
+        features: The samples, (n, d).
+    """
+
+    def __init__(self, own: Gaussians, other: Gaussians, shrinkage: float, features: Tensor) -> None:
+        variances, axes = torch.linalg.eigh(other.shrunk(shrinkage))
+        least = variances[-1] * torch.finfo(variances.dtype).eps  # positive, whatever rounding has made of them
+        white = axes / variances.clamp(min=least).sqrt()
+        self.variances, rotation = torch.linalg.eigh(white.T @ own.shrunk(shrinkage) @ white)
+        basis = white @ rotation
+        self.features, self.own, self.other = features @ basis, own.means @ basis, other.means @ basis
+
+    def at(self, betas: Tensor, priors: Tensor) -> Tensor:
+        """Scores (n, C) under the mixture by some betas, see :meth:`Gaussians.mixed`."""
+        means = torch.lerp(self.other, self.own, betas[0])
+        weights = means / (betas[-1] * self.variances + (1 - betas[-1]))
+        return F.linear(self.features, weights, -(means * weights).sum(dim=1) / 2 + priors.log())

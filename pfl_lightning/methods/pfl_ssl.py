@@ -52,11 +52,5 @@ class PFLSSL(SelfSupervisedClient):
         **options: Unpack[OptionsWithoutSGD],
     ) -> None:
         super().__init__(
-            encoder,
-            num_classes,
-            objective=objective,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            **options,
+            encoder, num_classes, objective=objective, lr=lr, momentum=momentum, weight_decay=weight_decay, **options
         )

@@ -15,8 +15,7 @@ from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.losses import linear_term
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
-from pfl_lightning.methods._full_gradient import full_gradient
-from pfl_lightning.methods._sgd_steps import check_plain_sgd, steps_in_gradients, what_is_made
+from pfl_lightning.methods._gradients import check_plain_sgd, full_gradient, steps_in_gradients, what_is_made
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict

@@ -210,8 +210,8 @@ def test_a_new_head_is_fitted_on_the_mixtures_encoder():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 1.5}, "alpha must be at most 1, got 1.5"),
-        ({"alpha": -0.1}, "alpha must be a finite number of at least 0"),
+        ({"alpha": 1.5}, "alpha must be between 0 and 1, got 1.5"),
+        ({"alpha": -0.1}, "alpha must be between 0 and 1"),
         ({"alpha_lr": -1.0}, "alpha_lr"),
         ({"alpha_decay": -1.0}, "alpha_decay"),
         ({"mixing": "weights"}, "mixing must be one of"),

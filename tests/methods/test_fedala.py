@@ -161,7 +161,7 @@ def test_the_first_learning_ends():
     [
         ({"eta": -1.0}, "eta must be a finite number of at least 0"),
         ({"sample_share": 0.0}, "sample_share must be a finite number above 0"),
-        ({"sample_share": 1.5}, "sample_share must be at most 1, all samples, got 1.5"),
+        ({"sample_share": 1.5}, "sample_share must be between 0 and 1, got 1.5"),
         ({"layers": 0}, "layers must be at least 1"),
         ({"max_passes": 0}, "max_passes must be at least 1"),
     ],

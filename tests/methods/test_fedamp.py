@@ -224,7 +224,7 @@ def test_buffers_stay_on_the_client():
         ({"attention": "gaussian", "sigma": 0.0}, "sigma must be a finite number above 0"),
         ({"sigma": -1.0}, "sigma must be"),
         ({"step": -1.0}, "step .alpha. must be"),
-        ({"own_share": 1.5}, "own_share must be at most 1"),
+        ({"own_share": 1.5}, "own_share must be between 0 and 1"),
         ({"attention": "gaussian", "own_share": 0.5}, "own_share is of attention='cosine'"),
         ({"step": 1.0}, "step .alpha. is of attention='gaussian'"),
         ({"eval_model": "aggregated"}, "eval_model='aggregated' of FedAMP"),

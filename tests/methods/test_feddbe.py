@@ -170,7 +170,7 @@ def test_a_mean_is_expected_in_the_first_round_alone():
     [
         ({"kl_weight": -1.0}, r"kl_weight \(kappa\) must be a finite number of at least 0"),
         ({"mean_momentum": 0.0}, "mean_momentum must be a finite number above 0"),
-        ({"mean_momentum": 1.5}, "mean_momentum must be at most 1"),
+        ({"mean_momentum": 1.5}, "mean_momentum must be between 0 and 1"),
         ({"first_round": "keep"}, "first_round must be one of"),
     ],
 )

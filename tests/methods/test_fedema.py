@@ -254,9 +254,9 @@ def test_another_objective():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tau": 1.5}, "tau must be at most 1"),
-        ({"tau": -0.1}, "tau must be a finite number of at least 0"),
-        ({"encoder_weight": 1.5}, "encoder_weight must be at most 1"),
+        ({"tau": 1.5}, "tau must be between 0 and 1"),
+        ({"tau": -0.1}, "tau must be between 0 and 1"),
+        ({"encoder_weight": 1.5}, "encoder_weight must be between 0 and 1"),
         ({"update_encoder": "ema"}, "update_encoder must be one of"),
         ({"update_predictor": "dapu"}, "update_predictor must be one of"),
         ({"scaler": -1.0}, r"scaler \(lambda\) must be a finite number of at least 0"),

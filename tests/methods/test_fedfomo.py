@@ -225,7 +225,7 @@ def test_an_evaluation_takes_no_models_of_others(monkeypatch):
 def test_what_is_refused():
     with pytest.raises(ConfigurationError, match="client 1 has none: set the data module's validation_share"):
         run(FIT, data=Toy(validation=[5, 0, 5, 5, 5]), cohorts=[[0, 2]])
-    with pytest.raises(ValueError, match=r"at most 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"must be between 0 and 1, got 1\.5"):
         run(partial(FIT, exploration=1.5))
     with pytest.raises(ConfigurationError, match=r"no global model.*leave it out"):
         run(partial(FIT, eval_model="aggregated"))

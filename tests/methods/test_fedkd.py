@@ -235,9 +235,9 @@ def test_a_change_of_other_tensors_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"energy_start": 1.1}, "energy_start must be above 0 and at most 1, .*got 1.1; 1 keeps all"),
+        ({"energy_start": 1.1}, "energy_start must be between 0 and 1, got 1.1"),
         ({"energy_start": 0.9, "energy_end": 0.8}, "energy_end must be at least energy_start, .* got 0.8 after 0.9"),
-        ({"energy_end": 0.0}, "energy_end must be above 0 and at most 1"),
+        ({"energy_end": 0.0}, "energy_end, the share of the squared norm .* above 0"),
         ({"distillation": -1.0}, "distillation must be"),
     ],
 )

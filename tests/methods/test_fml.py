@@ -144,9 +144,9 @@ def test_batch_normalization_is_personal_in_the_personal_network():
     ("options", "message"),
     [
         ({"alpha": -0.1}, "alpha must be"),
-        ({"alpha": 1.5}, "alpha must be at most 1"),
+        ({"alpha": 1.5}, "alpha must be between 0 and 1"),
         ({"beta": float("nan")}, "beta must be"),
-        ({"beta": 2}, "beta must be at most 1"),
+        ({"beta": 2}, "beta must be between 0 and 1"),
     ],
 )
 def test_arguments_without_meaning_are_refused(options, message):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pfl_lightning.methods._gaussians import Gaussians, MixedScores
+from pfl_lightning.methods.pfedfda import Gaussians, MixedScores
 
 CLASSES, WIDTH, SHRINKAGE = 3, 6, 1e-4
 

@@ -190,7 +190,7 @@ def test_lambda_is_chosen_in_mixed_precision(engine):
     ("options", "message"),
     [
         ({"k": 0}, "k must be at least 1"),
-        ({"weight": 1.5}, "weight .lambda. must be at most 1, got 1.5"),
+        ({"weight": 1.5}, "weight .lambda. must be between 0 and 1, got 1.5"),
         ({"capacity": 0.0}, "capacity"),
         ({"scale": 0.0}, "scale"),
         ({"distance": "cosine"}, "distance"),

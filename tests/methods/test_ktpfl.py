@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.methods import FedMD, KTpFL, LocalOnly
 from pfl_lightning.methods._public import PublicUpdate
-from pfl_lightning.methods._transfer import transfer_step
+from pfl_lightning.methods.ktpfl import transfer_step
 from pfl_lightning.seeding import derive_seed
 
 LR, EPOCHS, SIZE, BATCH, HEAT, RHO, STEP = 0.05, 2, 8, 5, 3.0, 0.7, 2.0

@@ -1,15 +1,47 @@
-"""Steps of SGD as sums of gradients: how many they add up to, and which optimizers take other steps."""
+"""How a fit's gradients are found: in one pass at given parameters, or from the steps of SGD."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from pfl_lightning.checks import check_learning_rate, check_number
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.fit.data import FitData
+from pfl_lightning.functional.inner_loop import evaluating
+from pfl_lightning.functional.numerics import at_least_single
+from pfl_lightning.messages import State
 
-__all__ = ["check_plain_sgd", "steps_in_gradients", "what_is_made"]
+
+@torch.enable_grad()
+def full_gradient(client: FederatedClient, params: State, data: FitData) -> dict[str, Tensor]:
+    """Gradient of the mean cross entropy of all training samples, in evaluation mode: nothing moves, or is drawn.
+
+    Weight decay is part of the steps and not of this gradient. It is zero for parameters that the scores do not use.
+
+    Args:
+        client: Encoder and head.
+        params: Parameters by name, at which it is taken.
+        data: The client's data.
+    """
+    inputs, labels = data.tensors()
+    at = {name: x.clone().requires_grad_() for name, x in params.items()}
+    gradients = {name: at_least_single(torch.zeros_like(x)) for name, x in at.items()}
+    size = data.eval_batch_size
+    with evaluating(client):
+        for piece, own in zip(inputs.split(size), labels.split(size), strict=True):
+            with data.forward_context():
+                scores = functional_call(client, at, (data.convert_input(piece),))
+                loss = F.cross_entropy(scores, own, reduction="sum")  # divided below: a share of it is lost in float16
+            parts = torch.autograd.grad(loss, list(at.values()), materialize_grads=True)
+            for name, part in zip(at, parts, strict=True):
+                gradients[name] += part
+    return {name: (total / len(labels)).to(params[name]) for name, total in gradients.items()}
 
 
 def steps_in_gradients(num_steps: int, momentum: float) -> float:
@@ -22,7 +54,7 @@ def steps_in_gradients(num_steps: int, momentum: float) -> float:
         momentum: mu, below 1.
 
     Example:
-        >>> from pfl_lightning.methods._sgd_steps import steps_in_gradients
+        >>> from pfl_lightning.methods._gradients import steps_in_gradients
         >>> steps_in_gradients(3, 0.0), steps_in_gradients(3, 0.5)  # 1.75 + 1.5 + 1
         (3.0, 4.25)
     """
@@ -35,7 +67,7 @@ def what_is_made(configured: Any) -> str:
 
     Example:
         >>> import torch
-        >>> from pfl_lightning.methods._sgd_steps import what_is_made
+        >>> from pfl_lightning.methods._gradients import what_is_made
         >>> weights = [torch.nn.Parameter(torch.zeros(2))]
         >>> what_is_made(torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True))
         'SGD with lr=0.1, momentum=0.9, nesterov=True'
