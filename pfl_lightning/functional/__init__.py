@@ -24,18 +24,8 @@ from pfl_lightning.functional.class_statistics import ClassStatistics
 from pfl_lightning.functional.clustering import Clustering, fit_kmeans, kmeans
 from pfl_lightning.functional.combination import combination_weights, feature_variance, weighted_class_means
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
-from pfl_lightning.functional.gaussians import (
-    covariance_factors,
-    covariances_from_factors,
-    sample_class_gaussians,
-)
-from pfl_lightning.functional.inner_loop import (
-    descend,
-    hessian_product,
-    loss_and_gradients,
-    output_at,
-    scores_at,
-)
+from pfl_lightning.functional.gaussians import covariance_factors, covariances_from_factors, sample_class_gaussians
+from pfl_lightning.functional.inner_loop import descend, hessian_product, loss_and_gradients, output_at, scores_at
 from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, kl_divergence, proximal_term
 from pfl_lightning.functional.low_rank import check_energy, compress, compress_state, expand, expand_state
 from pfl_lightning.functional.neighbors import nearest_neighbor_accuracy, neighbor_probabilities

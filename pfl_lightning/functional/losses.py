@@ -148,7 +148,7 @@ def proximal_term(
         >>> proximal_term(local, received, squared=False)
         tensor(5.)
     """
-    own, other = (dict(one) if isinstance(one, Mapping) else dict(enumerate(one)) for one in (params, reference))
+    own, other = _by_name(params), _by_name(reference)
     shapes, expected = ({name: tensor.shape for name, tensor in one.items()} for one in (own, other))
     if shapes != expected or not own:
         raise ValueError(
@@ -157,6 +157,10 @@ def proximal_term(
         )
     total = square_term(list(own.values()), [other[name] for name in own])
     return total if squared else safe_sqrt(total)
+
+
+def _by_name(tensors: Mapping[str, Tensor] | Iterable[Tensor]) -> dict[Any, Tensor]:
+    return dict(tensors) if isinstance(tensors, Mapping) else dict(enumerate(tensors))
 
 
 def kl_divergence(target: Tensor, scores: Tensor) -> Tensor:

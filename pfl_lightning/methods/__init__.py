@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.methods.apfl import APFL as APFL
-from pfl_lightning.methods.calibre import Calibre as Calibre
-from pfl_lightning.methods.dcpfl import DCPFL as DCPFL
-from pfl_lightning.methods.ditto import Ditto as Ditto
-from pfl_lightning.methods.dualfed import DualFed as DualFed
-from pfl_lightning.methods.fd import FD as FD
-from pfl_lightning.methods.fedala import FedALA as FedALA
-from pfl_lightning.methods.fedamp import FedAMP as FedAMP
-from pfl_lightning.methods.fedas import FedAS as FedAS
-from pfl_lightning.methods.fedavg import FedAvg as FedAvg
-from pfl_lightning.methods.fedbabu import FedBABU as FedBABU
-from pfl_lightning.methods.fedbn import FedBN as FedBN
-from pfl_lightning.methods.fedclassavg import FedClassAvg as FedClassAvg
-from pfl_lightning.methods.feddbe import FedDBE as FedDBE
-from pfl_lightning.methods.fedem import FedEM as FedEM
-from pfl_lightning.methods.fedema import FedEMA as FedEMA
-from pfl_lightning.methods.fedetf import FedETF as FedETF
-from pfl_lightning.methods.fedfomo import FedFomo as FedFomo
-from pfl_lightning.methods.fedgh import FedGH as FedGH
-from pfl_lightning.methods.fedkd import FedKD as FedKD
-from pfl_lightning.methods.fedmd import FedMD as FedMD
-from pfl_lightning.methods.fedpac import FedPAC as FedPAC
-from pfl_lightning.methods.fedper import FedPer as FedPer
-from pfl_lightning.methods.fedproto import FedProto as FedProto
-from pfl_lightning.methods.fedprox import FedProx as FedProx
-from pfl_lightning.methods.fedrep import FedRep as FedRep
-from pfl_lightning.methods.fedrod import FedRoD as FedRoD
-from pfl_lightning.methods.fedsa_lora import FedSALoRA as FedSALoRA
-from pfl_lightning.methods.fedtgp import FedTGP as FedTGP
-from pfl_lightning.methods.ffa_lora import FFALoRA as FFALoRA
-from pfl_lightning.methods.fml import FML as FML
-from pfl_lightning.methods.gpfl import GPFL as GPFL
-from pfl_lightning.methods.hypcluster import HypCluster as HypCluster
-from pfl_lightning.methods.knn_per import KNNPer as KNNPer
-from pfl_lightning.methods.ktpfl import KTpFL as KTpFL
-from pfl_lightning.methods.lg_fedavg import LGFedAvg as LGFedAvg
-from pfl_lightning.methods.local_only import LocalOnly as LocalOnly
-from pfl_lightning.methods.moon import MOON as MOON
-from pfl_lightning.methods.per_fedavg import PerFedAvg as PerFedAvg
-from pfl_lightning.methods.pfedfda import PFedFDA as PFedFDA
-from pfl_lightning.methods.pfedhn import PFedHN as PFedHN
-from pfl_lightning.methods.pfedme import PFedMe as PFedMe
-from pfl_lightning.methods.pfl_ssl import PFLSSL as PFLSSL
-from pfl_lightning.methods.scaffold import SCAFFOLD as SCAFFOLD
-from pfl_lightning.methods.spherefed import SphereFed as SphereFed
+from pfl_lightning.methods.apfl import APFL
+from pfl_lightning.methods.calibre import Calibre
+from pfl_lightning.methods.dcpfl import DCPFL
+from pfl_lightning.methods.ditto import Ditto
+from pfl_lightning.methods.dualfed import DualFed
+from pfl_lightning.methods.fd import FD
+from pfl_lightning.methods.fedala import FedALA
+from pfl_lightning.methods.fedamp import FedAMP
+from pfl_lightning.methods.fedas import FedAS
+from pfl_lightning.methods.fedavg import FedAvg
+from pfl_lightning.methods.fedbabu import FedBABU
+from pfl_lightning.methods.fedbn import FedBN
+from pfl_lightning.methods.fedclassavg import FedClassAvg
+from pfl_lightning.methods.feddbe import FedDBE
+from pfl_lightning.methods.fedem import FedEM
+from pfl_lightning.methods.fedema import FedEMA
+from pfl_lightning.methods.fedetf import FedETF
+from pfl_lightning.methods.fedfomo import FedFomo
+from pfl_lightning.methods.fedgh import FedGH
+from pfl_lightning.methods.fedkd import FedKD
+from pfl_lightning.methods.fedmd import FedMD
+from pfl_lightning.methods.fedpac import FedPAC
+from pfl_lightning.methods.fedper import FedPer
+from pfl_lightning.methods.fedproto import FedProto
+from pfl_lightning.methods.fedprox import FedProx
+from pfl_lightning.methods.fedrep import FedRep
+from pfl_lightning.methods.fedrod import FedRoD
+from pfl_lightning.methods.fedsa_lora import FedSALoRA
+from pfl_lightning.methods.fedtgp import FedTGP
+from pfl_lightning.methods.ffa_lora import FFALoRA
+from pfl_lightning.methods.fml import FML
+from pfl_lightning.methods.gpfl import GPFL
+from pfl_lightning.methods.hypcluster import HypCluster
+from pfl_lightning.methods.knn_per import KNNPer
+from pfl_lightning.methods.ktpfl import KTpFL
+from pfl_lightning.methods.lg_fedavg import LGFedAvg
+from pfl_lightning.methods.local_only import LocalOnly
+from pfl_lightning.methods.moon import MOON
+from pfl_lightning.methods.per_fedavg import PerFedAvg
+from pfl_lightning.methods.pfedfda import PFedFDA
+from pfl_lightning.methods.pfedhn import PFedHN
+from pfl_lightning.methods.pfedme import PFedMe
+from pfl_lightning.methods.pfl_ssl import PFLSSL
+from pfl_lightning.methods.scaffold import SCAFFOLD
+from pfl_lightning.methods.spherefed import SphereFed
 
 METHODS: tuple[type[FederatedClient], ...] = (
     LocalOnly,
@@ -98,4 +98,52 @@ METHODS: tuple[type[FederatedClient], ...] = (
 ADAPTER_METHODS: tuple[type[FederatedClient], ...] = (FFALoRA, FedSALoRA)
 """Methods for models with low-rank adapters, which other models do not have."""
 
-__all__ = ["ADAPTER_METHODS", "METHODS", *(method.__name__ for method in (*METHODS, *ADAPTER_METHODS))]
+__all__ = [
+    "ADAPTER_METHODS",
+    "APFL",
+    "DCPFL",
+    "FD",
+    "FML",
+    "GPFL",
+    "METHODS",
+    "MOON",
+    "PFLSSL",
+    "SCAFFOLD",
+    "Calibre",
+    "Ditto",
+    "DualFed",
+    "FFALoRA",
+    "FedALA",
+    "FedAMP",
+    "FedAS",
+    "FedAvg",
+    "FedBABU",
+    "FedBN",
+    "FedClassAvg",
+    "FedDBE",
+    "FedEM",
+    "FedEMA",
+    "FedETF",
+    "FedFomo",
+    "FedGH",
+    "FedKD",
+    "FedMD",
+    "FedPAC",
+    "FedPer",
+    "FedProto",
+    "FedProx",
+    "FedRep",
+    "FedRoD",
+    "FedSALoRA",
+    "FedTGP",
+    "HypCluster",
+    "KNNPer",
+    "KTpFL",
+    "LGFedAvg",
+    "LocalOnly",
+    "PFedFDA",
+    "PFedHN",
+    "PFedMe",
+    "PerFedAvg",
+    "SphereFed",
+]

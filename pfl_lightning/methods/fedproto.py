@@ -13,12 +13,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import alignment_loss
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.methods._class_means import (
-    ClassMeansBroadcast,
-    ClassMeansUpdate,
-    ReceivedMeans,
-    class_means_update,
-)
+from pfl_lightning.methods._class_means import ClassMeansBroadcast, ClassMeansUpdate, ReceivedMeans, class_means_update
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.phases import Personalization
 from pfl_lightning.server import Aggregator

@@ -15,8 +15,7 @@ from pfl_lightning.errors import ConfigurationError, InvalidMessageError
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import SCAFFOLD, FedAvg
-from pfl_lightning.methods._gradients import full_gradient
-from pfl_lightning.methods._gradients import steps_in_gradients
+from pfl_lightning.methods._gradients import full_gradient, steps_in_gradients
 
 LR, EPOCHS, MOMENTUM, DECAY = 0.05, 2, 0.5, 5e-4
 COHORTS = [[0, 2, 3], [1, 2], [0, 2]]  # client 4 never takes part
