@@ -31,33 +31,21 @@ from pfl_lightning.datamodules.augmentation.color import ColorJitter, RandomGray
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip, RandomResizedCrop, RandomRotation
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader, BatchTransform
-from pfl_lightning.datamodules.clients.loaded import ClientData
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.clients.splits import ClientSplit
+from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
+from pfl_lightning.datamodules.clients.views import ClientView
+from pfl_lightning.datamodules.counting import class_counts
 from pfl_lightning.datamodules.datasets.image_folder import DOMAINNET_10, DomainFolders, ImageFolder
 from pfl_lightning.datamodules.datasets.stl10 import STL10
 from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
 from pfl_lightning.datamodules.module import FederatedDataModule
-from pfl_lightning.datamodules.partition import (
-    IID,
-    ClassesPerClient,
-    ClientView,
-    ConceptShift,
-    DirichletOverClasses,
-    DirichletOverClients,
-    Domains,
-    DominantClasses,
-    FeatureShift,
-    FromFile,
-    Partitioner,
-    PartitionError,
-    PartitionTransform,
-    Quantity,
-    class_counts,
-    dominant_groups,
-    save_partition,
-)
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.datamodules.partition.dirichlet import DirichletOverClasses, DirichletOverClients
+from pfl_lightning.datamodules.partition.domains import Domains
+from pfl_lightning.datamodules.partition.file import FromFile, save_partition
 from pfl_lightning.datamodules.partition.plot import partition_figure, partition_table, plot_partition
+from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
+from pfl_lightning.datamodules.partition.transform import ConceptShift, FeatureShift, PartitionTransform, Quantity
 
 __all__ = [
     "CIFAR10",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[Any]
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -201,6 +202,11 @@ def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Int
     owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.T.ravel())
     chosen = chosen[np.lexsort((chosen, owners))]
     return split_by_sizes(chosen, counts.sum(axis=1))
+
+
+def sizes_of(lists: Sequence[Labels]) -> Ints:
+    """Length of each list, shape (m,)."""
+    return np.array([len(own) for own in lists], dtype=np.int64)
 
 
 def split_by_sizes(values: Ints, sizes: Ints) -> list[Ints]:

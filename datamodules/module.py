@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from zlib import crc32
 
 import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pfl_lightning.checks import as_mistaken_data, check_at_least, check_between, check_seed
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop, RandomFlip
 from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_augmentable, choose_augmentations
 from pfl_lightning.datamodules.clients.batches import BatchTransform, channel_statistics
-from pfl_lightning.datamodules.clients.division import check_batches, divide
-from pfl_lightning.datamodules.clients.loaded import (
-    ClientData,
-    LoadedData,
-    draw_novel_clients,
-    warn_of_samples,
-    warn_unless_federated,
-)
-from pfl_lightning.datamodules.clients.samples import Samples, digest, with_public
-from pfl_lightning.datamodules.clients.splits import ClientSplit
-from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.clients.division import Division, check_batches, divide, draw_novel_clients
+from pfl_lightning.datamodules.clients.samples import Samples, digest, warn_of_samples, with_public
+from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
+from pfl_lightning.datamodules.counting import Ints, sizes_of
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
 
@@ -80,6 +76,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         cohort: Function from the round to the ids of its clients, set by the federation; None for all clients in order.
         eval_clients: Ids of the clients that are evaluated during training, set by the federation; None for all.
         augment: True if training batches are augmented.
+        transform: Normalization and augmentation of every client's batches, after :meth:`setup`.
+        public_split: Public samples, in their own order, without labels (-1) and never augmented, after :meth:`setup`;
+            None if there are none.
         augmentations: Augmentations of a training batch, in this order. As a class attribute: those that
             ``augment=True`` selects.
 
@@ -154,7 +153,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.participating = sorted(set(range(partition.num_clients)) - set(self.novel))
         self.cohort: Callable[[int], Sequence[int]] | None = None
         self.eval_clients: Sequence[int] | None = None
-        self._ready: LoadedData | None = None
+        self.public_split: ClientSplit | None = None
+        self._ready: Division | None = None
         self._recent: dict[int, ClientData] = {}  # made before, of the clients that were asked for last
 
     @abstractmethod
@@ -176,31 +176,26 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._ready is not None:
             return
         with as_mistaken_data():
-            self._ready = self._divided(self.load())
-
-    def _divided(self, samples: Samples) -> LoadedData:
-        if not isinstance(samples, Samples):
-            raise ValueError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
-        if self.public is not None:
-            samples = with_public(samples, self.public, self.seed, getattr(self, "image_size", None))
-        division = divide(
-            self.partition,
-            samples.train_targets.numpy(),
-            None if samples.test_targets is None else samples.test_targets.numpy(),
-            validation_share=self.validation_share,
-            test_share=self.test_share,
-            test_samples_per_client=self.test_samples_per_client,
-            seed=self.seed,
-            domains=None if samples.train_domains is None else (samples.train_domains.numpy(), samples.domain_names),
-            num_unlabeled=samples.num_unlabeled,
-            novel=self.novel,
-        )
-        if self.drop_last:
-            check_batches(division, self.batch_size)
-        warn_of_samples(samples, division)
-        rule, num_classes = self.partition, len(samples.class_names)
-        views = tuple(rule.client_view(client, num_classes) for client in range(self.num_clients))
-        return LoadedData(samples, division, self._transform(samples, division.held), views)
+            samples = self.load()
+            if not isinstance(samples, Samples):
+                raise ValueError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
+            if self.public is not None:
+                samples = with_public(samples, self.public, self.seed, getattr(self, "image_size", None))
+            found = divide(
+                self.partition,
+                samples,
+                validation_share=self.validation_share,
+                test_share=self.test_share,
+                test_samples_per_client=self.test_samples_per_client,
+                seed=self.seed,
+                novel=self.novel,
+            )
+            if self.drop_last:
+                check_batches(found, self.batch_size)
+            warn_of_samples(samples, found.train, found.validation, found.test, found.unlabeled)
+            self.transform = self._transform_of(samples.train_inputs, found.held)
+            self.public_split = found.public(replace(self.transform, augmentations=()))
+            self._ready = found
 
     @property
     def num_classes(self) -> int:
@@ -218,19 +213,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return tuple(self._loaded.samples.train_inputs.shape[1:])
 
     @property
-    def transform(self) -> BatchTransform:
-        """Normalization and augmentation of every client's batches."""
-        return self._loaded.transform
-
-    @property
     def unlabeled_sizes(self) -> Ints | None:
         """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
-        return self._loaded.division.unlabeled.sizes if self._loaded.samples.num_unlabeled else None
-
-    @property
-    def public_split(self) -> ClientSplit | None:
-        """Public samples, in their own order, without labels (-1) and never augmented; None if there are none."""
-        return self._loaded.public
+        return sizes_of(self._loaded.unlabeled) if self._loaded.samples.num_unlabeled else None
 
     @property
     def fingerprint(self) -> str:
@@ -276,7 +261,7 @@ class FederatedDataModule(LightningDataModule, ABC):
                 raise IndexError(f"no client {client}: the partition has clients 0 to {self.num_clients - 1}")
             if len(self._recent) == RECENT:
                 del self._recent[next(iter(self._recent))]  # the oldest
-            found = self._recent[client] = self._loaded.client_data(client)
+            found = self._recent[client] = self._loaded.client_data(client, self.transform)
         return found
 
     def save_partition(self, path: str | Path) -> None:
@@ -285,11 +270,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         Args:
             path: The file to write, ``.npz`` or ``.json``.
         """
-        own, views = self._loaded.division, self._loaded.views
-        unlabeled = None if self.unlabeled_sizes is None else own.unlabeled.arrays()
-        lists = (own.train.arrays(), own.test.arrays(), own.validation.arrays())
-        targets = self._loaded.samples.train_targets.numpy()
-        save_partition(path, *lists, views, unlabeled, len(targets), targets)
+        own, targets = self._loaded, self._loaded.samples.train_targets.numpy()
+        unlabeled = own.unlabeled if own.samples.num_unlabeled else None
+        save_partition(path, own.train, own.test, own.validation, own.views, unlabeled, len(targets), targets)
 
     def train_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""
@@ -327,15 +310,30 @@ class FederatedDataModule(LightningDataModule, ABC):
         return ids
 
     @property
-    def _loaded(self) -> LoadedData:
+    def _loaded(self) -> Division:
         if self._ready is None:
             raise RuntimeError(f"{type(self).__name__} has no data yet: call setup() first")
         return self._ready
 
-    def _transform(self, samples: Samples, held: Ints | None) -> BatchTransform:
-        inputs = samples.train_inputs
+    def _transform_of(self, inputs: Tensor, held: Ints | None) -> BatchTransform:
         check_augmentable(inputs, self.augmentations)
         mean, std = (None if given is None else tuple(given) for given in (self.mean, self.std))
         if self.normalize and mean is std is None and inputs.dtype == torch.uint8 and inputs.ndim >= 3:
             mean, std = channel_statistics(inputs if held is None else inputs[torch.from_numpy(held)])
         return BatchTransform(mean, std, self.augmentations)
+
+
+def warn_unless_federated(module: Any) -> None:
+    """Warn of a module that is given ids of clients and takes them for samples.
+
+    Args:
+        module: The module that is fitted or evaluated, if any.
+    """
+    if module is not None and not hasattr(module, "client_model"):
+        name = type(module).__name__
+        warnings.warn(
+            f"the Trainer has a {name}, which is no federation, with the data of one, whose batches are ids of "
+            f"clients: give it what federate gives back, such as module, data = federate({name}(...), ...) and "
+            "trainer.fit(module, datamodule=data)",
+            stacklevel=3,
+        )

@@ -53,15 +53,12 @@ class BatchSource(Protocol):
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All inputs (n, ...) and labels (n,), in the part's own order, not augmented."""
-        ...
 
     def with_inputs(self, inputs: Tensor) -> BatchSource:
         """The same batches, in the same order, over other inputs (n, ...)."""
-        ...
 
     def with_values(self, values: Tensor) -> BatchSource:
         """The same batches, in the same order, each with the values (n, ...) of its samples behind the labels."""
-        ...
 
 
 class SplitSource(Protocol):
@@ -70,17 +67,14 @@ class SplitSource(Protocol):
     @property
     def datamodule(self) -> LightningDataModule | None:
         """Data module whose hooks apply to the batches; ``None`` for the package's own data."""
-        ...
 
     def __len__(self) -> int: ...
 
     def class_counts(self, num_classes: int) -> Tensor:
         """Samples of each class, (C,)."""
-        ...
 
     def split(self, size: int) -> Iterator[SplitSource]:
         """Consecutive pieces of at most ``size`` samples."""
-        ...
 
     def loader(
         self,
@@ -94,7 +88,6 @@ class SplitSource(Protocol):
         views: int = 1,
     ) -> BatchSource:
         """Batches on a device."""
-        ...
 
 
 class ClientParts(Protocol):
@@ -103,22 +96,18 @@ class ClientParts(Protocol):
     @property
     def train(self) -> SplitSource:
         """Samples for the training."""
-        ...
 
     @property
     def validation(self) -> SplitSource:
         """Samples for the selection of hyperparameters and rounds."""
-        ...
 
     @property
     def test(self) -> SplitSource:
         """Samples for the final evaluation."""
-        ...
 
     @property
     def train_and_unlabeled(self) -> SplitSource:
         """Samples for the training of methods that use unlabeled data, which has the class -1."""
-        ...
 
 
 class FederatedData(Protocol):
@@ -136,24 +125,19 @@ class FederatedData(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash that identifies the partition."""
-        ...
 
     @property
     def participating(self) -> list[int]:
         """Clients that take part in the training; the others are in ``novel``."""
-        ...
 
     def client_data(self, client: int) -> ClientParts:
         """Training, validation and test parts of one client."""
-        ...
 
     def current_cohort(self) -> list[int]:
         """Clients of the current round, in the order of the training loader."""
-        ...
 
     def evaluated_clients(self) -> list[int]:
         """The clients that are evaluated, in the order of the validation and test loaders."""
-        ...
 
 
 def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
-from pfl_lightning.datamodules.clients.loaded import draw_novel_clients
+from pfl_lightning.datamodules.clients.division import draw_novel_clients
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.methods import FedAvg, FedPer
 

@@ -17,10 +17,10 @@ from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule
 from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
 from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of, warn_of_other_items
 from pfl_lightning.datamodules.adapters.sources import find_classes, source_of
-from pfl_lightning.datamodules.clients.division import IndexLists, check_batches
-from pfl_lightning.datamodules.clients.loaded import warn_unless_federated
+from pfl_lightning.datamodules.clients.division import check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.counting import Ints, sizes_of
+from pfl_lightning.datamodules.module import warn_unless_federated
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.older_package import as_lightning
 
@@ -104,8 +104,8 @@ class FromLoaders(ItemDataModule):
         self._sources: dict[str, tuple[ItemSource, ...]] = {}
         self._items: list[int] = []
         self._held: ItemSource | None = None
-        self._others: dict[str, list[IndexLists]] = {}
-        self._validation: IndexLists | None = None
+        self._others: dict[str, list[list[Ints]]] = {}
+        self._validation: list[Ints] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Attribute of the wrapped data module, such as its vocabulary."""
@@ -161,12 +161,11 @@ class FromLoaders(ItemDataModule):
                 "none: leave it out, or give such a loader"
             )
         if tested is not None and self.evaluates_on_all:
-            division = replace(self._loaded.division, test=self._evaluated(tested[0]))
-            self._ready = replace(self._loaded, division=division)
-        division = self._loaded.division
+            self._ready = replace(self._loaded, test=self._evaluated(tested[0]))
+        division = self._loaded
         if self.drop_last and self._sources["train"][0].order is None:
             check_batches(division, self.batch_size)
-        if "validation" in self._sources and "test" in self._sources and not division.validation.sizes.any():
+        if "validation" in self._sources and "test" in self._sources and not any(map(len, division.validation)):
             self._validation = self._evaluated(self._classes["validation"][0])
         self._others = {stage: self._divide_others(stage) for stage in self._sources}
 
@@ -188,22 +187,22 @@ class FromLoaders(ItemDataModule):
     @property
     def evaluates_on_all(self) -> bool:
         """Whether clients are evaluated on all items: by the option, or since one client holds all, as a plain run."""
-        held, rule = self._loaded.division, self.partition
+        held, rule = self._loaded, self.partition
         if self.shared_evaluation:
             return True
         if self.num_clients > 1 or rule.fixed_test or self.test_samples_per_client is not None:
             return False
         return len(held.train[0]) + len(held.validation[0]) == len(self._classes["train"][0])
 
-    def _evaluated(self, classes: Ints) -> IndexLists:
+    def _evaluated(self, classes: Ints) -> list[Ints]:
         """Items of an evaluation for each client, in the class proportions of its training items."""
         if self.evaluates_on_all:
-            return IndexLists([np.arange(len(classes), dtype=np.int64)] * self.num_clients)
-        division, targets = self._loaded.division, self._loaded.samples.train_targets.numpy()
-        held = [targets[part] for part in division.train.arrays()]
-        return IndexLists(Partitioner.partition_test(self.partition, classes, held, self.test_samples_per_client))
+            return [np.arange(len(classes), dtype=np.int64)] * self.num_clients
+        targets = self._loaded.samples.train_targets.numpy()
+        held = [targets[part] for part in self._loaded.train]
+        return Partitioner.partition_test(self.partition, classes, held, self.test_samples_per_client)
 
-    def _divide_others(self, stage: str) -> list[IndexLists]:
+    def _divide_others(self, stage: str) -> list[list[Ints]]:
         """Items of the second loader of a stage, the third, and so on."""
         others = self._classes[stage][1:]
         if stage != "train":
@@ -215,13 +214,13 @@ class FromLoaders(ItemDataModule):
                     f"{type(self.partition).__name__} lists the items of one Dataset, and train_dataloader gives "
                     "several: use a rule, or a list of the data of each client"
                 )
-            lists = IndexLists(check_parts(self.partition, self.partition.partition(classes), len(classes)))
+            lists = check_parts(self.partition, self.partition.partition(classes), len(classes))
             own = self._sources["train"][number].batches
             least = own.batch_size if own.drop_last else 1
-            if (lists.sizes < least).any():
-                client = int((lists.sizes < least).argmax())
+            if (sizes_of(lists) < least).any():
+                client = int((sizes_of(lists) < least).argmax())
                 raise PartitionError(
-                    f"client {client} gets {lists.sizes[client]} items of training loader {number}, {least} are needed "
+                    f"client {client} gets {len(lists[client])} items of training loader {number}, {least} are needed "
                     "for a batch: lower num_clients or the loader's batch_size, or set drop_last to false"
                 )
             found.append(lists)

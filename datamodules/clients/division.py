@@ -1,109 +1,125 @@
-"""Division of a data set: every client's training, validation and test indices from a partition rule."""
+"""Division of a data set: its samples with every client's training, validation and test indices."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, take_per_class
-from pfl_lightning.datamodules.partition.base import (
-    Partitioner,
-    PartitionError,
-    check_parts,
-)
+from pfl_lightning.datamodules.clients.batches import BatchTransform
+from pfl_lightning.datamodules.clients.samples import Samples
+from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientData, ClientSplit, PublicSplit
+from pfl_lightning.datamodules.clients.views import ClientView, check_views, describe_views, views_to_bytes
+from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, sizes_of, take_per_class
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.seeding import DataStream
-
-
-class IndexLists:
-    """Index lists of all clients in one tensor, so that thousands of clients do not need as many objects.
-
-    Args:
-        lists: One array of indices per client.
-
-    Example:
-        >>> lists = IndexLists([np.array([4, 1]), np.array([7])])
-        >>> len(lists), lists.sizes.tolist(), lists[0].tolist(), lists[1].tolist()
-        (2, [2, 1], [4, 1], [7])
-    """
-
-    def __init__(self, lists: Sequence[Ints]) -> None:
-        self.sizes = np.array([len(own) for own in lists], dtype=np.int64)
-        self._ends = np.cumsum(self.sizes)
-        self._flat = torch.from_numpy(np.concatenate([np.asarray(own, dtype=np.int64) for own in lists]))
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, client: int) -> Tensor:
-        """Indices of one client, shape (n,), int64: a view."""
-        end = int(self._ends[client])
-        return self._flat[end - int(self.sizes[client]) : end]
-
-    def arrays(self) -> list[Ints]:
-        """Lists of all clients as arrays."""
-        return [self[client].numpy() for client in range(len(self))]
-
-    def to_bytes(self) -> bytes:
-        """Bytes of the sizes of all lists, then of their indices; the same on every machine."""
-        return self.sizes.astype("<i8").tobytes() + self._flat.numpy().astype("<i8").tobytes()
 
 
 @dataclass(frozen=True)
 class Division:
-    """Indices of every client's splits, in the data set's own order.
+    """Samples of a data set with every client's indices, in the data set's own order, and view.
 
     Attributes:
+        samples: The whole data set.
         train: Training indices of each client.
         validation: Validation indices of each client, into the same samples.
         test: Test indices of each client, into the test set; into the same samples if there is no test set.
-        held: Training and validation samples of all clients, sorted, each once: those that channel statistics may use.
-            None if the data set has a test set, so that statistics may use every training sample.
         unlabeled: Indices of each client into the unlabeled samples; empty lists if there are none.
+        views: View of each client.
     """
 
-    train: IndexLists
-    validation: IndexLists
-    test: IndexLists
-    held: Ints | None
-    unlabeled: IndexLists
+    samples: Samples
+    train: list[Ints]
+    validation: list[Ints]
+    test: list[Ints]
+    unlabeled: list[Ints]
+    views: tuple[ClientView, ...]
 
-    def fingerprint(self, num_train: int, num_test: int, num_unlabeled: int, views: bytes = b"") -> str:
-        """Hash of all index lists and their order.
+    @property
+    def held(self) -> Ints | None:
+        """Training and validation samples of all clients, sorted, each once: those that channel statistics may use.
 
-        Args:
-            num_train: Number of training samples; of all samples if there is no test set.
-            num_test: Number of test samples; 0 if there is no test set.
-            num_unlabeled: Number of unlabeled samples.
-            views: Bytes of the clients' views; empty if every client sees the samples as stored.
-
-        Returns:
-            16 hexadecimal digits.
+        None if the data set has a test set, so that statistics may use every training sample. Without one they are of
+        the clients, not of the pool that the rule chose from, which a file of the same samples cannot tell.
         """
-        digest = hashlib.sha256(np.array([num_train, num_test, len(self.train)], dtype="<i8").tobytes())
+        return np.unique(np.concatenate(self.train + self.validation)) if self.samples.test_targets is None else None
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of every client's indices, their order, and its view, 16 hexadecimal digits."""
+        samples, counts = self.samples, [len(self.samples.train_targets), 0, len(self.train)]
+        counts[1] = 0 if samples.test_targets is None else len(samples.test_targets)
+        digest = hashlib.sha256(np.array(counts, dtype="<i8").tobytes())
         for lists in (self.train, self.validation, self.test):
-            digest.update(lists.to_bytes())
-        digest.update(views)
-        if num_unlabeled:
-            digest.update(np.array(num_unlabeled, dtype="<i8").tobytes() + self.unlabeled.to_bytes())
+            digest.update(_to_bytes(lists))
+        digest.update(views_to_bytes(self.views))
+        if samples.num_unlabeled:
+            digest.update(np.array(samples.num_unlabeled, dtype="<i8").tobytes() + _to_bytes(self.unlabeled))
         return digest.hexdigest()[:16]
+
+    def public(self, transform: BatchTransform) -> ClientSplit | None:
+        """Public samples; None if there are none."""
+        inputs = self.samples.public_inputs
+        if inputs is None:
+            return None
+        targets = torch.tensor(NO_LABEL).expand(len(inputs))
+        return PublicSplit(inputs, targets, torch.arange(len(inputs)), transform, self.samples.public_targets)
+
+    def client_data(self, client: int, transform: BatchTransform) -> ClientData:
+        """Splits of one client, through its view."""
+        samples, view = self.samples, self.views[client]
+        inputs, targets = samples.train_inputs, samples.train_targets
+        test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
+        test_targets = targets if samples.test_targets is None else samples.test_targets
+        unlabeled = inputs[:0] if samples.unlabeled_inputs is None else samples.unlabeled_inputs
+        no_labels = torch.tensor(NO_LABEL).expand(len(unlabeled))
+        own = (torch.from_numpy(lists[client]) for lists in (self.train, self.validation, self.test, self.unlabeled))
+        seen = None if view.is_identity else view
+        turned = ClientView(view.rotation) if view.rotation else None
+        return ClientData(
+            train=ClientSplit(inputs, targets, next(own), transform, seen),
+            validation=ClientSplit(inputs, targets, next(own), transform, seen),
+            test=ClientSplit(test_inputs, test_targets, next(own), transform, seen),
+            unlabeled=ClientSplit(unlabeled, no_labels, next(own), transform, turned),
+        )
+
+    def class_counts(self) -> Ints:
+        """Training samples of each class at each client, as the client sees them, shape (m, C)."""
+        stored = class_counts(self.samples.train_targets.numpy(), self.train, len(self.samples.class_names))
+        return np.stack([view.counts(row) for view, row in zip(self.views, stored, strict=True)])
+
+    def client_groups(self) -> list[str] | None:
+        """Domain and view of each client in words; None if the clients have neither.
+
+        Clients have domains where the training samples of each are of a single one.
+        """
+        found, domains = describe_views(self.views), self.samples.train_domains
+        held = [] if domains is None else [np.unique(domains.numpy()[indices]) for indices in self.train]
+        if held and all(len(own) == 1 for own in held):
+            names = [self.samples.domain_names[own[0]] for own in held]
+            found = [", ".join(filter(None, both)) for both in zip(names, found, strict=True)]
+        return found if any(found) else None
+
+
+def _to_bytes(lists: Sequence[Ints]) -> bytes:
+    """Bytes of the sizes of all lists, then of their indices; the same on every machine."""
+    return sizes_of(lists).astype("<i8").tobytes() + np.concatenate(lists).astype("<i8").tobytes()
 
 
 def divide(
     rule: Partitioner,
-    labels: Ints,
-    test_labels: Ints | None,
+    samples: Samples,
     *,
     validation_share: float,
     test_share: float,
     test_samples_per_client: int | None,
     seed: int,
-    domains: tuple[Ints, Sequence[str]] | None = None,
-    num_unlabeled: int = 0,
     novel: Sequence[int] = (),
 ) -> Division:
     """Every client's training, validation and test samples.
@@ -114,14 +130,11 @@ def divide(
 
     Args:
         rule: The partition rule.
-        labels: Class of each training sample, shape (N,); of each sample if there is no test set.
-        test_labels: Class of each test sample, shape (M,), or None.
+        samples: The data set.
         validation_share: Share of each client's own samples that is held out for validation.
         test_share: Share of the whole set that is held out for tests if there is no test set.
         test_samples_per_client: Greatest size of a client's test split; None for the size of its training split.
         seed: Seed of the validation and test splits.
-        domains: Domain of each sample, shape (N,), and the domains' names, if there are any.
-        num_unlabeled: Number of unlabeled samples.
         novel: Ids of the clients that never train.
 
     Returns:
@@ -132,21 +145,30 @@ def divide(
 
     Example:
         >>> from pfl_lightning.datamodules import IID
-        >>> labels = np.repeat([0, 1], 40)
+        >>> samples = Samples(torch.rand(80, 4), torch.arange(80) // 40, ("cat", "dog"))
         >>> shares = dict(validation_share=0.1, test_share=0.25, test_samples_per_client=None)
-        >>> division = divide(IID(num_clients=3), labels, None, **shares, seed=0)
-        >>> [lists.sizes.tolist() for lists in (division.train, division.validation, division.test)]
+        >>> division = divide(IID(num_clients=3), samples, **shares, seed=0)
+        >>> [sizes_of(lists).tolist() for lists in (division.train, division.validation, division.test)]
         [[18, 18, 18], [2, 2, 2], [18, 18, 16]]
     """
-    if domains is not None and test_labels is None:
-        rule = rule.with_domains(*domains)
+    labels = samples.train_targets.numpy()
+    test_labels = None if samples.test_targets is None else samples.test_targets.numpy()
+    if samples.train_domains is not None and test_labels is None:
+        rule = rule.with_domains(samples.train_domains.numpy(), samples.domain_names)
     if test_labels is None and not rule.fixed_train:
-        pool, rest = _split_pool(labels, test_share, seed)
+        chosen = _stratified(labels, test_share, np.random.default_rng([seed, DataStream.POOL]))
+        pool, rest = np.flatnonzero(~chosen), np.flatnonzero(chosen)
+        if not len(rest):
+            raise PartitionError(f"test_share {test_share} of {len(labels)} samples leaves no test sample: raise it")
         own = [pool[part] for part in check_parts(rule, rule.partition(labels[pool]), len(pool))]
     else:
         own = check_parts(rule, rule.partition(labels), len(labels))
         rest = np.arange(len(labels), dtype=np.int64)
-    _check_clients(own)
+    if empty := np.flatnonzero(sizes_of(own) == 0).tolist():
+        raise PartitionError(
+            f"client(s) {empty[:10]} have no training samples ({len(empty)} of {len(own)}): "
+            "lower num_clients, or choose a rule with a minimum size"
+        )
     validation = rule.fixed_validation()
     held = own if validation is None else [np.concatenate(both) for both in zip(own, validation, strict=True)]
     if test_labels is None and rule.fixed_train and not rule.fixed_test:
@@ -160,13 +182,18 @@ def divide(
         test = rule.partition_test(test_labels, held_labels, test_samples_per_client)
     else:
         test = [rest[part] for part in rule.partition_test(labels[rest], held_labels, test_samples_per_client)]
-        _check_apart(np.concatenate(held), np.concatenate(test))
+        if len(shared := np.intersect1d(np.concatenate(held), np.concatenate(test))):
+            raise PartitionError(
+                f"{len(shared)} samples are both in a training and in a test split (the first: {shared[0]}): "
+                "without a separate test set, test indices must be of samples that no client trains on"
+            )
     if validation is None:
         own, validation = split_validation(labels, own, validation_share, seed)
-    # Of the clients' samples, not of the pool that the rule chose from, which a file of the same samples cannot tell.
-    seen = np.unique(np.concatenate([*own, *validation])) if test_labels is None else None
-    unlabeled = IndexLists(assign_unlabeled(rule, num_unlabeled, novel, seed))
-    return Division(IndexLists(own), IndexLists(validation), IndexLists(test), seen, unlabeled)
+    unlabeled = assign_unlabeled(rule, samples.num_unlabeled, novel, seed)
+    lists = ([np.array(one, dtype=np.int64) for one in each] for each in (own, validation, test, unlabeled))
+    views = tuple(rule.client_view(client, len(samples.class_names)) for client in range(rule.num_clients))
+    check_views(views, samples.train_inputs.shape[1:])
+    return Division(samples, *lists, views)
 
 
 def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: int) -> tuple[list[Ints], list[Ints]]:
@@ -190,13 +217,9 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
         >>> labels[validation[0]].tolist(), len(train[0])
         ([0, 0, 1, 1], 16)
     """
-    held = class_counts(labels, parts, int(labels.max()) + 1)
-    totals = np.floor(held.sum(axis=1) * share + 0.5).astype(np.int64)
-    counts = apportion(held * share, totals, np.zeros_like(held), np.maximum(held - 1, 0))
     train, validation = [], []
     for client, part in enumerate(parts):
-        rng = np.random.default_rng([seed, DataStream.VALIDATION, client])
-        chosen = take_per_class(labels[part], counts[client], rng)
+        chosen = _stratified(labels[part], share, np.random.default_rng([seed, DataStream.VALIDATION, client]))
         train.append(part[~chosen])
         validation.append(part[chosen])
     return train, validation
@@ -215,7 +238,8 @@ def check_batches(division: Division, batch_size: int) -> None:
     Raises:
         PartitionError: If a client has fewer samples.
     """
-    sizes, further = division.train.sizes + division.unlabeled.sizes, division.unlabeled.sizes
+    further = sizes_of(division.unlabeled)
+    sizes = sizes_of(division.train) + further
     training = further > 0 if further.any() else np.ones(len(sizes), dtype=bool)
     short = np.flatnonzero(training & (sizes < batch_size))
     if len(short):
@@ -226,34 +250,12 @@ def check_batches(division: Division, batch_size: int) -> None:
         )
 
 
-def _split_pool(labels: Ints, test_share: float, seed: int) -> tuple[Ints, Ints]:
+def _stratified(labels: Ints, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Mask of a random share of samples, of each class in its proportion; of each, one at least is left."""
     held = np.bincount(labels)[None].astype(np.int64)
-    total = np.floor(held.sum(axis=1) * test_share + 0.5).astype(np.int64)
-    counts = apportion(held * test_share, total, np.zeros_like(held), np.maximum(held - 1, 0))
-    chosen = take_per_class(labels, counts[0], np.random.default_rng([seed, DataStream.POOL]))
-    if not chosen.any():
-        raise PartitionError(
-            f"test_share {test_share} of {len(labels)} samples leaves no test sample: raise test_share"
-        )
-    return np.flatnonzero(~chosen).astype(np.int64), np.flatnonzero(chosen).astype(np.int64)
-
-
-def _check_clients(parts: Sequence[Ints]) -> None:
-    empty = [client for client, part in enumerate(parts) if len(part) == 0]
-    if empty:
-        raise PartitionError(
-            f"client(s) {empty[:10]} have no training samples ({len(empty)} of {len(parts)}): "
-            "lower num_clients, or choose a rule with a minimum size"
-        )
-
-
-def _check_apart(held: Ints, test: Ints) -> None:
-    shared = np.intersect1d(held, test)
-    if len(shared):
-        raise PartitionError(
-            f"{len(shared)} samples are both in a training and in a test split (the first: {shared[0]}): "
-            "without a separate test set, test indices must be of samples that no client trains on"
-        )
+    total = np.floor(held.sum(axis=1) * share + 0.5).astype(np.int64)
+    counts = apportion(held * share, total, np.zeros_like(held), np.maximum(held - 1, 0))
+    return take_per_class(labels, counts[0], rng)
 
 
 def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
@@ -281,17 +283,45 @@ def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], 
         >>> [len(own) for own in indices]
         [4, 0, 3]
     """
-    shares = [np.empty(0, dtype=np.int64) for _ in range(rule.num_clients)]
-    if num_samples == 0:
-        return shares
-    given = rule.fixed_unlabeled(num_samples)
-    excluded = set(novel)
-    training = [client for client in range(rule.num_clients) if client not in excluded]
+    given: Any = rule.fixed_unlabeled(num_samples) if num_samples else None
+    training = sorted(set(range(rule.num_clients)) - set(novel))
     if given is None:
-        order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples).astype(np.int64)
-        given = [*shares]
-        for client, share in zip(training, np.array_split(order, len(training)), strict=True):
-            given[client] = share
+        order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples)
+        given = dict(zip(training, np.array_split(order, len(training)), strict=True))
+    shares = [np.empty(0, dtype=np.int64)] * rule.num_clients
     for client in training:
         shares[client] = given[client]
     return shares
+
+
+def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:
+    """Ids of the novel clients, which never train.
+
+    Args:
+        novel: A share of all clients in [0, 1), rounded up, or a number of clients.
+        num_clients: Number of clients m.
+        seed: Seed of the draw.
+
+    Returns:
+        Ascending ids.
+
+    Raises:
+        ValueError: If ``novel`` is neither, or no client would be left to train.
+
+    Example:
+        >>> draw_novel_clients(0.25, num_clients=10, seed=0)  # 2.5 clients, rounded up
+        [3, 5, 8]
+        >>> draw_novel_clients(0, num_clients=10, seed=0)
+        []
+    """
+    share = isinstance(novel, float)
+    if isinstance(novel, bool) or not isinstance(novel, int | float) or novel < 0 or (share and not novel < 1):
+        raise ValueError(f"novel_clients must be a share in [0, 1) or a number of clients, got {novel!r}")
+    number = math.ceil(novel * num_clients - 1e-9) if share else int(novel)
+    if number >= num_clients > 0:
+        raise ValueError(
+            f"novel_clients is {novel!r}: all of the {num_clients} clients would be novel and none would be left to "
+            f"train; give at most {num_clients - 1}"
+        )
+    rng = np.random.default_rng([seed, DataStream.NOVEL])
+    return sorted(rng.choice(num_clients, number, replace=False).tolist())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.datasets.images import decode_images, images_in, list_folders
 from pfl_lightning.seeding import DataStream
 
@@ -122,6 +125,38 @@ def broken_places(inputs: Tensor) -> list[int]:
         return []
     finite = [piece.reshape(len(piece), -1).isfinite().all(dim=1) for piece in inputs.split(1024)]
     return torch.cat(finite).logical_not().nonzero().flatten().tolist()
+
+
+def warn_of_samples(samples: Samples, *lists: Sequence[Ints]) -> None:
+    """Warn of inputs that are not finite, in every part, and of training items of a single class.
+
+    Args:
+        samples: The whole data set.
+        lists: Every client's training, validation, test and unlabeled indices.
+    """
+    train = samples.train_inputs
+    test = train if samples.test_inputs is None else samples.test_inputs
+    parts = {"training": train, "validation": train, "test": test, "unlabeled": samples.unlabeled_inputs}
+    for (what, inputs), indices in zip(parts.items(), lists, strict=True):
+        if inputs is None or not (broken := broken_places(inputs)):
+            continue
+        found = [np.intersect1d(own, broken) for own in indices]
+        if clients := [client for client, own in enumerate(found) if len(own)]:
+            others = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
+            warnings.warn(
+                f"{what} items of client {clients[0]}{others} have values that are not finite ({len(broken)} of "
+                f"{len(inputs)} items, the first of this client: item {found[clients[0]][0]}): NaN, infinite, or too "
+                f"large for {inputs.dtype}. They are kept unchanged: a client that trains on them may be left out of "
+                "the federation, and scores on them mean nothing. Remove or correct these items",
+                stacklevel=3,
+            )
+    classes = samples.train_targets.unique()
+    if len(classes) == 1 and train.dim() > 1:
+        warnings.warn(
+            f"all {len(samples.train_targets)} training items have class {int(classes)}, so that any model that always "
+            "answers with it is right: correct the labels, or give items of other classes",
+            stacklevel=3,
+        )
 
 
 def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:

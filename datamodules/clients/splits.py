@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -227,3 +227,25 @@ class JoinedSplit(ClientSplit):
         """
         for split in self._joined:
             yield from split.split(size)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Splits of one client.
+
+    Attributes:
+        train: Training samples.
+        validation: Samples held out from the client's own training data; may be empty.
+        test: Test samples, in the class proportions of the client's own training data.
+        unlabeled: Additional samples without labels, for self-supervised methods; may be empty.
+    """
+
+    train: ClientSplit
+    validation: ClientSplit
+    test: ClientSplit
+    unlabeled: ClientSplit
+
+    @property
+    def train_and_unlabeled(self) -> ClientSplit:
+        """Training split of a self-supervised method; unlabeled samples have the class -1."""
+        return JoinedSplit(self.train, self.unlabeled) if len(self.unlabeled) else self.train

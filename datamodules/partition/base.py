@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pfl_lightning.checks import check_at_least, check_seed
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, apportion
+from pfl_lightning.datamodules.counting import Ints, Labels, apportion
 from pfl_lightning.seeding import DataStream
 
 LARGEST_SIZE = 2**31 - 1
@@ -70,7 +69,7 @@ class Partitioner(ABC):
         self.seed = int(seed)
 
     @abstractmethod
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples.
 
         Args:
@@ -84,10 +83,7 @@ class Partitioner(ABC):
         """
 
     def partition_test(
-        self,
-        test_labels: npt.NDArray[Any],
-        train_labels_per_client: Sequence[npt.NDArray[Any]],
-        samples_per_client: int | None = None,
+        self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
     ) -> list[Ints]:
         """Indices of each client's test samples, in the class proportions of its own training samples.
 
@@ -223,20 +219,28 @@ def matching_counts(trained: Ints, available: Ints, samples_per_client: int | No
     return apportion(shares * kept[:, None], kept, low, np.where(held > 0, available, 0))
 
 
-def check_labels(labels: npt.NDArray[Any]) -> Ints:
+def whole_numbers(values: Any) -> Ints:
+    """A list of whole numbers as int64.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{array.dtype} of shape {array.shape} in the place of a list of whole numbers")
+    return array.astype(np.int64)
+
+
+def check_labels(labels: Labels) -> Ints:
     """Class labels as int64, after a check.
 
     Raises:
         ValueError: If the array is empty, not one-dimensional, not of whole numbers, or has a negative label.
     """
-    array = np.asarray(labels)
-    if array.ndim != 1 or len(array) == 0:
-        raise ValueError(f"labels must be a non-empty one-dimensional array, got shape {array.shape}")
-    if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"labels must be whole numbers, got dtype {array.dtype}")
-    if array.min() < 0:
-        raise ValueError(f"labels must count from 0, got {array.min()}")
-    return array.astype(np.int64)
+    array = whole_numbers(labels)
+    if len(array) == 0 or array.min() < 0:
+        raise ValueError(f"labels must be classes from 0, one a sample, got {array.min() if len(array) else 'none'}")
+    return array
 
 
 def check_sizes(samples_per_client: int | list[int], num_clients: int) -> Ints:
@@ -246,14 +250,11 @@ def check_sizes(samples_per_client: int | list[int], num_clients: int) -> Ints:
         ValueError: If a size is below 1, or the list does not have one size per client.
     """
     sizes = np.asarray(samples_per_client)
-    whole = np.issubdtype(sizes.dtype, np.integer) and sizes.ndim <= 1
-    if not whole or ((sizes < 1) | (sizes > LARGEST_SIZE)).any():
+    fits = np.issubdtype(sizes.dtype, np.integer) and sizes.shape in ((), (num_clients,))
+    if not fits or ((sizes < 1) | (sizes > LARGEST_SIZE)).any():
         raise ValueError(
-            f"samples_per_client must be whole numbers of at least 1, at most {LARGEST_SIZE}, got {samples_per_client}"
-        )
-    if sizes.ndim == 1 and len(sizes) != num_clients:
-        raise ValueError(
-            f"samples_per_client lists {len(sizes)} sizes for {num_clients} clients: give one size per client"
+            f"samples_per_client must be a whole number from 1 to {LARGEST_SIZE}, or one for each of the {num_clients} "
+            f"clients, got {samples_per_client}"
         )
     return np.broadcast_to(sizes, (num_clients,)).astype(np.int64)
 
@@ -305,9 +306,9 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
         >>> [part.tolist() for part in check_parts(IID(num_clients=2), [[0, 1], [2]], num_samples=3)]
         [[0, 1], [2]]
     """
-    where, number = f"{type(rule).__name__}.partition", len(parts) if hasattr(parts, "__len__") else None
+    where, number = f"{type(rule).__name__}.partition", len(parts) if hasattr(parts, "__len__") else -1
     if number != rule.num_clients:
-        got = f"{number} index lists" if number is not None else f"a {type(parts).__name__}"
+        got = f"{number} index lists" if number >= 0 else f"a {type(parts).__name__}"
         raise PartitionError(f"{where} gave {got}, expected {rule.num_clients} index lists, one per client")
     checked = [_check_part(f"{where}: client {client} got", part, num_samples) for client, part in enumerate(parts)]
     if rule.fixed_train:  # a file's indices have their own warning
@@ -332,14 +333,11 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
 
 
 def _check_part(got: str, part: Any, num_samples: int) -> Ints:
-    expected = f"expected whole numbers from 0 to {num_samples - 1}"
     try:
-        array = np.asarray(part)
+        array = whole_numbers(part)
     except (ValueError, TypeError) as error:
-        raise PartitionError(f"{got} a {type(part).__name__} that is no array, {expected} ({error})") from error
-    if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
-        raise PartitionError(f"{got} {array.dtype} of shape {array.shape}, {expected} in a list")
+        raise PartitionError(f"{got} no index list: {error}") from error
     outside = array[(array < 0) | (array >= num_samples)]
     if len(outside):
-        raise PartitionError(f"{got} index {outside[0]}, {expected}")
-    return array.astype(np.int64)
+        raise PartitionError(f"{got} index {outside[0]}, expected whole numbers from 0 to {num_samples - 1}")
+    return array

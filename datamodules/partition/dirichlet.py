@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from pfl_lightning.checks import check_at_least, check_number
-from pfl_lightning.datamodules.counting import Floats, Ints, distribute, fill, round_rows, spread_offsets
+from pfl_lightning.datamodules.counting import Floats, Ints, Labels, distribute, fill, round_rows, spread_offsets
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
     check_labels,
@@ -65,7 +62,7 @@ class DirichletOverClients(Partitioner):
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         self.min_samples = min_samples
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         rng = self.rng(DataStream.RULE)
@@ -130,7 +127,7 @@ class DirichletOverClasses(Partitioner):
         self.alpha = float(alpha)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         rng = self.rng(DataStream.RULE)

@@ -6,17 +6,14 @@ import copy
 import warnings
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pfl_lightning.checks import check_between
-from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.counting import Ints, Labels, split_by_sizes
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
     PartitionError,
-    check_labels,
     check_sizes,
     checked_sizes,
 )
@@ -87,9 +84,9 @@ class Domains(Partitioner):
         other._pools = [np.flatnonzero(domains == number).astype(np.int64) for number in range(len(names))]
         return other
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
-        self._check(labels)
+        self._check()
         sizes, wanted = self._sizes(), self.samples_per_client
         if isinstance(wanted, Integral) and (sizes < wanted).any():
             short = {self._name_of(client): int(sizes[client]) for client in np.flatnonzero(sizes < wanted)}
@@ -101,10 +98,7 @@ class Domains(Partitioner):
         return self._draw(sizes)[0]
 
     def partition_test(
-        self,
-        test_labels: npt.NDArray[Any],
-        train_labels_per_client: Sequence[npt.NDArray[Any]],
-        samples_per_client: int | None = None,
+        self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
     ) -> list[Ints]:
         """Indices of the samples of each client's domain that no client trains on.
 
@@ -116,7 +110,7 @@ class Domains(Partitioner):
         Returns:
             One sorted index array per client; clients of one domain share samples.
         """
-        self._check(test_labels)
+        self._check()
         rests = self._draw(self._sizes())[1]
         parts = []
         for client in range(self.num_clients):
@@ -145,38 +139,26 @@ class Domains(Partitioner):
         have = np.array([len(pool) for pool in self._pools], dtype=np.int64)
         allowed = np.minimum(np.floor(have * self.max_share + 0.5).astype(np.int64), have - 1)
         most: Ints = np.repeat(np.maximum(allowed, 0) // each, each)
-        if (most == 0).any():
-            client = int(np.flatnonzero(most == 0)[0])
+        asked = self.samples_per_client
+        sizes = most if asked is None else check_sizes(asked, self.num_clients)
+        sizes = np.minimum(sizes, most) if isinstance(asked, Integral) else sizes
+        own = sizes.reshape(-1, each)
+        short = np.flatnonzero((own == 0).any(axis=1) | (own.sum(axis=1) >= have))
+        if len(short):
+            number = int(short[0])
             raise PartitionError(
-                f"Domains: client {client} gets no training sample: its domain {self._name_of(client)!r} has "
-                f"{have[client // each]} samples for {each} client(s) and their tests (max_share {self.max_share}): "
-                "lower num_clients, or leave the domain out"
-            )
-        if self.samples_per_client is None:
-            return most
-        sizes = check_sizes(self.samples_per_client, self.num_clients)
-        if isinstance(self.samples_per_client, Integral):
-            fitting: Ints = np.minimum(sizes, most)
-            return fitting
-        needed = sizes.reshape(-1, each).sum(axis=1)
-        if (needed >= have).any():
-            number = int(np.flatnonzero(needed >= have)[0])
-            raise PartitionError(
-                f"Domains: the {each} client(s) of domain {self._names[number]!r} (from client {number * each}) need "
-                f"{needed[number]} training samples and at least one for tests, the domain has {have[number]}: lower "
-                "their samples_per_client"
+                f"Domains: the domain {self._names[number]!r} has {have[number]} samples, too few for {each} client(s) "
+                f"(from client {number * each}) of {own[number].max() or 'any'} training samples and for their tests "
+                f"(max_share {self.max_share}): lower num_clients or samples_per_client, or leave the domain out"
             )
         return sizes
 
     def _name_of(self, client: int) -> str:
         return self._names[client * len(self._names) // self.num_clients]
 
-    def _check(self, labels: npt.NDArray[Any]) -> None:
+    def _check(self) -> None:
         if not self._pools:
             raise PartitionError(
                 "Domains divides data whose samples have a domain, and these have none (or have a separate test set): "
                 "use DomainFolders, or another rule"
             )
-        given, known = len(check_labels(labels)), sum(map(len, self._pools))
-        if given != known:
-            raise PartitionError(f"Domains: expected the classes of all {known} samples, got {given}")

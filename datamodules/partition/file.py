@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pfl_lightning.datamodules.clients.views import ClientView, views_from_arrays, views_to_arrays
-from pfl_lightning.datamodules.counting import Ints, split_by_sizes
-from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels
+from pfl_lightning.datamodules.counting import Ints, Labels, sizes_of, split_by_sizes
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels, whole_numbers
 from pfl_lightning.state.files import replace_file
 
 SPLITS = ("train", "validation", "test", "unlabeled")
@@ -101,9 +101,7 @@ class FromFile(Partitioner):
         self._content = content = read_partition(Path(path))
         self._parts, self.fixed_test = content.parts, "test" in content.parts
         if not self._parts.get("train"):
-            raise PartitionError(
-                f"{path}: expected index lists named 'train', found {sorted(self._parts) or 'nothing'}"
-            )
+            raise PartitionError(f"{path}: expected index lists named 'train', found {[*self._parts] or 'nothing'}")
         super().__init__(len(self._parts["train"]))
         given = {**self._parts, **({"rotations or label_maps": content.views} if content.views else {})}
         for name, lists in given.items():
@@ -113,15 +111,12 @@ class FromFile(Partitioner):
                 )
         for name, part in self._parts.items():
             for client, own in enumerate(part):
-                if len(own) and (own.min() < 0 or len(np.unique(own)) < len(own)):
+                if (not len(own) and name == "train") or np.min(own, initial=0) < 0 or len(np.unique(own)) < len(own):
                     raise PartitionError(
-                        f"{path}: {name!r} of client {client} has a negative index, or one more than once"
+                        f"{path}: {name!r} of client {client} has no index, one that no sample has, or one repeatedly"
                     )
-        empty = [client for client, part in enumerate(self._parts["train"]) if len(part) == 0]
-        if empty:
-            raise PartitionError(f"{path}: 'train' has no samples for client(s) {empty}: each needs at least one")
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
         array, content = check_labels(labels), self._content
         if content.num_samples not in (None, len(array)):
@@ -136,9 +131,7 @@ class FromFile(Partitioner):
                 "set: its indices would name other samples. It may have other files, domains in another order, or "
                 "public samples drawn by another seed; make the file again with `pfl partition` or save_partition"
             )
-        for name in ("train", "validation"):
-            self._check_range(name, len(array), "training set")
-        everything = np.concatenate([*self._parts["train"], *self._parts.get("validation", [])])
+        everything = np.concatenate(self._listed("train", len(array)) + self._listed("validation", len(array)))
         repeated = len(everything) - len(np.unique(everything))
         if repeated:
             warnings.warn(
@@ -147,10 +140,7 @@ class FromFile(Partitioner):
         return list(self._parts["train"])
 
     def partition_test(
-        self,
-        test_labels: npt.NDArray[Any],
-        train_labels_per_client: Sequence[npt.NDArray[Any]],
-        samples_per_client: int | None = None,
+        self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
     ) -> list[Ints]:
         """Test indices of the file; drawn to match the training splits if the file has none.
 
@@ -167,8 +157,7 @@ class FromFile(Partitioner):
         """
         if not self.fixed_test:
             return super().partition_test(test_labels, train_labels_per_client, samples_per_client)
-        self._check_range("test", len(check_labels(test_labels)), "test set")
-        return list(self._parts["test"])
+        return self._listed("test", len(test_labels))
 
     def client_view(self, client: int, num_classes: int) -> ClientView:
         """View of the client according to the file.
@@ -194,27 +183,29 @@ class FromFile(Partitioner):
         Raises:
             PartitionError: If an index is out of range.
         """
-        self._check_range("unlabeled", num_samples, "unlabeled set")
-        return list(self._parts["unlabeled"]) if "unlabeled" in self._parts else None
+        return self._listed("unlabeled", num_samples) or None
 
-    def _check_range(self, name: str, num_samples: int, what: str) -> None:
-        for client, part in enumerate(self._parts.get(name, [])):
-            if len(part) and int(part.max()) >= num_samples:
+    def _listed(self, name: str, num_samples: int) -> list[Ints]:
+        """The clients' lists of a split, none if the file has none, after a check against the number of samples."""
+        lists = self._parts.get(name, ())
+        for client, part in enumerate(lists):
+            if np.max(part, initial=-1) >= num_samples:
                 raise PartitionError(
-                    f"{self.path}: {name!r} of client {client} has index {part.max()}, the {what} has {num_samples} "
+                    f"{self.path}: {name!r} of client {client} has index {part.max()}, and there are {num_samples} "
                     f"samples (0 to {num_samples - 1}): is the file for another data set?"
                 )
+        return list(lists)
 
 
 def save_partition(
     path: str | Path,
-    train: Sequence[npt.NDArray[Any]],
-    test: Sequence[npt.NDArray[Any]] | None = None,
-    validation: Sequence[npt.NDArray[Any]] | None = None,
+    train: Sequence[Labels],
+    test: Sequence[Labels] | None = None,
+    validation: Sequence[Labels] | None = None,
     views: Sequence[ClientView] | None = None,
-    unlabeled: Sequence[npt.NDArray[Any]] | None = None,
+    unlabeled: Sequence[Labels] | None = None,
     num_samples: int | None = None,
-    labels: npt.NDArray[Any] | None = None,
+    labels: Labels | None = None,
 ) -> None:
     """Write index lists to a file that :class:`FromFile` reads back unchanged; it appears whole or not at all.
 
@@ -233,7 +224,7 @@ def save_partition(
     """
     path = Path(path)
     given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
-    parts = {name: [to_ints(own) for own in part] for name, part in given if part is not None}
+    parts = {name: [whole_numbers(own) for own in part] for name, part in given if part is not None}
     if not parts["train"]:
         raise ValueError("train has no index list: give one for each client")
     if path.suffix not in (".json", ".npz"):
@@ -252,7 +243,7 @@ def save_partition(
             arrays: dict[str, npt.NDArray[Any]] = {name: np.array(number) for name, number in numbers.items()} | seen
             for name, part in parts.items():
                 arrays[name] = np.concatenate(part)
-                arrays[f"{name}_sizes"] = np.array([len(own) for own in part], dtype=np.int64)
+                arrays[f"{name}_sizes"] = sizes_of(part)
             with temporary.open("wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -299,25 +290,11 @@ def _check_names(given: Mapping[str, Any]) -> None:
 
 def _lists_of(given: Mapping[str, Any], name: str) -> list[Ints]:
     if f"{name}_sizes" not in given:
-        return [to_ints(own) for own in given[name]]
-    array, sizes = to_ints(given[name]), to_ints(given[f"{name}_sizes"])
+        return [whole_numbers(own) for own in given[name]]
+    array, sizes = whole_numbers(given[name]), whole_numbers(given[f"{name}_sizes"])
     if ((sizes < 0) | (sizes > len(array))).any() or sizes.sum() != len(array):
         raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
     return split_by_sizes(array, sizes)
-
-
-def to_ints(values: Any) -> Ints:
-    """Indices as int64.
-
-    Raises:
-        ValueError: They are no list of whole numbers.
-    """
-    array = np.asarray(values)
-    if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"expected a list of whole numbers, got {array.dtype} of shape {array.shape}")
-    if len(array) and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"an index is {array.max()}, which no sample has")
-    return array.astype(np.int64)
 
 
 def checksum_of(labels: Ints) -> int | None:

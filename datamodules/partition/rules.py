@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from pfl_lightning.checks import check_between
 from pfl_lightning.datamodules.counting import (
     Floats,
     Ints,
+    Labels,
     distribute,
     largest_size,
     round_rows,
@@ -51,7 +52,7 @@ class IID(Partitioner):
         super().__init__(num_clients, seed)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         num_samples = len(check_labels(labels))
         if self.samples_per_client is None:
@@ -112,28 +113,25 @@ class DominantClasses(Partitioner):
         super().__init__(num_clients, seed)
         check_between("uniform_share", uniform_share, 0, 1)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
-        if groups is not None and (not groups or not all(groups)):
-            raise ValueError(f"groups must be non-empty lists of dominant classes, got {groups}")
-        if not all(isinstance(number, Integral) for group in groups or () for number in group):
-            raise ValueError(f"groups must be lists of classes, whole numbers, got {groups}")
+        numbers = [number for group in groups or () for number in group]
+        if groups is not None and not (groups and all(groups) and all(isinstance(one, Integral) for one in numbers)):
+            raise ValueError(f"groups must be non-empty lists of dominant classes, whole numbers, got {groups}")
         self.uniform_share = uniform_share
         self.groups = groups
         self.overlap = overlap
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         shares = self._shares(np.unique(array), int(array.max()) + 1)
-        return distribute_shares(self, array, shares, self.samples_per_client, self.rng(DataStream.RULE), self.overlap)
+        return distribute_shares(self, array, shares, self.rng(DataStream.RULE))
 
     def _shares(self, present: Ints, num_classes: int) -> Floats:
         usual = [[int(present[place]) for place in group] for group in dominant_groups(len(present))]
         groups = self.groups or usual
         unknown = sorted({number for group in groups for number in group} - set(present.tolist()))
         if unknown:
-            all_of_them = len(present) == num_classes
-            some = f"classes 0 to {num_classes - 1}" if all_of_them else f"samples of {present.tolist()} alone"
-            raise PartitionError(f"groups name class {unknown[0]}, the data have {some}: correct groups")
+            raise PartitionError(f"groups name class {unknown[0]}, the data have {present.tolist()}: correct groups")
         shares = np.zeros((self.num_clients, num_classes))
         shares[:, present] = self.uniform_share / len(present)
         for client in range(self.num_clients):
@@ -171,6 +169,8 @@ class ClassesPerClient(Partitioner):
                [10,  0, 10,  0]])
     """
 
+    overlap: ClassVar[bool] = False
+
     def __init__(
         self,
         num_clients: int,
@@ -179,22 +179,22 @@ class ClassesPerClient(Partitioner):
         seed: int = 0,
     ) -> None:
         super().__init__(num_clients, seed)
-        per_group = [classes_per_client] if isinstance(classes_per_client, Integral) else list(classes_per_client)  # type: ignore[arg-type]
-        if not per_group or not all(isinstance(number, Integral) and number >= 1 for number in per_group):
+        per_group = np.atleast_1d(classes_per_client)
+        if not len(per_group) or not np.issubdtype(per_group.dtype, np.integer) or per_group.min() < 1:
             raise ValueError(f"classes_per_client must be whole numbers of at least 1, got {classes_per_client}")
         self.classes_per_client = classes_per_client
         self.samples_per_client = samples_per_client
         groups = np.arange(self.num_clients) * len(per_group) // self.num_clients
-        self._num_held = np.asarray(per_group)[groups]
+        self._num_held = per_group[groups]
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         present = np.unique(array)
         rng = self.rng(DataStream.RULE)
         shares = np.zeros((self.num_clients, int(array.max()) + 1))
         shares[:, present] = self._assign_classes(len(present), rng) / self._num_held[:, None]
-        return distribute_shares(self, array, shares, self.samples_per_client, rng)
+        return distribute_shares(self, array, shares, rng)
 
     def _assign_classes(self, num_classes: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
         if self._num_held.max() > num_classes:
@@ -213,22 +213,15 @@ class ClassesPerClient(Partitioner):
 
 
 def distribute_shares(
-    rule: Partitioner,
-    labels: Ints,
-    shares: Floats,
-    samples_per_client: int | list[int] | None,
-    rng: np.random.Generator,
-    overlap: bool = False,
+    rule: DominantClasses | ClassesPerClient, labels: Ints, shares: Floats, rng: np.random.Generator
 ) -> list[Ints]:
     """Index arrays of clients with given sizes and class proportions.
 
     Args:
-        rule: The calling rule, named in errors.
+        rule: The calling rule, which has the clients' sizes.
         labels: Class of each sample, shape (N,).
         shares: Class proportions of each client, shape (m, C), rows sum to one.
-        samples_per_client: Size of each client, or one size per client; None for the greatest equal size.
         rng: Source of the choice.
-        overlap: Whether clients may share samples if a class is short.
 
     Returns:
         One sorted index array per client.
@@ -236,11 +229,11 @@ def distribute_shares(
     Raises:
         PartitionError: If a class is short.
     """
+    asked, overlap = rule.samples_per_client, rule.overlap
     supply = np.bincount(labels, minlength=shares.shape[1]).astype(np.int64)
     offsets = spread_offsets(len(shares), rng.random())
     possible = largest_size(shares, supply, offsets, overlap)
-    asked = max(possible, 1) if samples_per_client is None else samples_per_client
-    sizes = check_sizes(asked, len(shares))
+    sizes = check_sizes(max(possible, 1) if asked is None else asked, len(shares))
     counts = round_rows(shares * sizes[:, None], offsets)
     needed = counts.max(axis=0) if overlap else counts.sum(axis=0)
     if (needed > supply).any():

@@ -8,13 +8,12 @@ import functools
 import math
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, apportion, take_per_class
+from pfl_lightning.datamodules.counting import Ints, Labels, apportion, take_per_class
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels, check_parts
 from pfl_lightning.seeding import DataStream
 
@@ -42,15 +41,12 @@ class PartitionTransform(Partitioner):
         super().__init__(base.num_clients, seed)
         self._stand_on(base)
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Training indices of the base rule, see :meth:`Partitioner.partition`."""
         return self.base.partition(labels)
 
     def partition_test(
-        self,
-        test_labels: npt.NDArray[Any],
-        train_labels_per_client: Sequence[npt.NDArray[Any]],
-        samples_per_client: int | None = None,
+        self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
     ) -> list[Ints]:
         """Test indices of the base rule, see :meth:`Partitioner.partition_test`."""
         return self.base.partition_test(test_labels, train_labels_per_client, samples_per_client)
@@ -123,7 +119,7 @@ class Quantity(PartitionTransform):
         """Drawn size of each client, shape (m,)."""
         return self.rng(DataStream.QUANTITY).choice(np.asarray(self.sizes), self.num_clients).astype(np.int64)
 
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
+    def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         sized = self._sized_base()
         if sized is not None:
@@ -133,10 +129,7 @@ class Quantity(PartitionTransform):
         return [self._thin(client, part, array[part], sizes[client]) for client, part in enumerate(parts)]
 
     def partition_test(
-        self,
-        test_labels: npt.NDArray[Any],
-        train_labels_per_client: Sequence[npt.NDArray[Any]],
-        samples_per_client: int | None = None,
+        self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
     ) -> list[Ints]:
         """Test indices of the base rule, which match the training samples of the drawn sizes."""
         rule = self._sized_base() or self.base  # a rule by domains tests on what its clients of these sizes leave
@@ -251,12 +244,13 @@ class ConceptShift(PartitionTransform):
     ) -> None:
         super().__init__(base, seed)
         listed = None if groups is None or isinstance(groups, int) else list(groups)
-        asked = groups if isinstance(groups, int) else None if listed is None else max(listed, default=-1) + 1
-        number = len(permutations) if permutations is not None else 5 if asked is None else asked
-        if number < 1:
-            raise ValueError(f"expected at least one group, got groups={groups} and permutations={permutations}")
-        if permutations is not None and isinstance(groups, int) and groups != number:
-            raise ValueError(f"groups is {groups}, permutations lists {number}: give one permutation per group")
+        asked = max(listed, default=-1) + 1 if listed is not None else 5 if groups is None else groups
+        number = asked if permutations is None else len(permutations)
+        if number < 1 or (isinstance(groups, int) and groups != number):
+            raise ValueError(
+                f"expected at least one group, and a permutation for each, got groups={groups} and "
+                f"permutations={permutations}"
+            )
         self.groups = groups
         self.permutations = permutations
         self._number = number
@@ -303,14 +297,11 @@ def group_of_clients(num_clients: int, num_groups: int, groups: Sequence[int] | 
     """
     if groups is None:
         return [client * num_groups // num_clients for client in range(num_clients)]
-    if len(groups) != num_clients:
-        raise ValueError(f"groups lists {len(groups)} clients, the rule has {num_clients}: give one group per client")
-    for client, group in enumerate(groups):
-        if int(group) != group or not 0 <= group < num_groups:
-            raise ValueError(
-                f"groups puts client {client} into group {group}, expected 0 to {num_groups - 1}: there are "
-                f"{num_groups} {what}"
-            )
+    if len(groups) != num_clients or not set(groups) <= set(range(num_groups)):
+        raise ValueError(
+            f"groups must have a number from 0 to {num_groups - 1}, as there are {num_groups} {what}, for each of "
+            f"{num_clients} clients, got {groups}"
+        )
     return [int(group) for group in groups]
 
 

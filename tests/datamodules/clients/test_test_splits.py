@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_lightning.datamodules.partition import IID, DirichletOverClients, DominantClasses, PartitionError, class_counts
+from pfl_lightning.datamodules import IID, DirichletOverClients, DominantClasses, PartitionError, class_counts
 
 fast = settings(max_examples=40, deadline=None, derandomize=True)
 

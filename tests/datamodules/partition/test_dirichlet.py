@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfl_lightning.datamodules import DirichletOverClasses, DirichletOverClients, class_counts
 from pfl_lightning.datamodules.counting import apportion, fill, round_rows, spread_offsets
-from pfl_lightning.datamodules.partition import DirichletOverClasses, DirichletOverClients, class_counts
 
 fast = settings(max_examples=40, deadline=None, derandomize=True)
 

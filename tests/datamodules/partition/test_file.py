@@ -8,8 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_lightning.datamodules import IID, FederatedDataModule, Samples
-from pfl_lightning.datamodules.partition import FromFile, PartitionError, Quantity, save_partition
+from pfl_lightning.datamodules import (
+    IID,
+    FederatedDataModule,
+    FromFile,
+    PartitionError,
+    Quantity,
+    Samples,
+    save_partition,
+)
 
 
 @pytest.mark.parametrize("ending", [".npz", ".json"])

@@ -7,8 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from pfl_lightning.datamodules import IID, Digits
-from pfl_lightning.datamodules.partition import ClientView, FromFile, PartitionError, save_partition
+from pfl_lightning.datamodules import IID, ClientView, Digits, FromFile, PartitionError, save_partition
 from pfl_lightning.datamodules.partition.file import read_partition
 from pfl_lightning.errors import DiskFullError
 

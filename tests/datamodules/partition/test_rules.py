@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_lightning.datamodules.partition import (
+from pfl_lightning.datamodules import (
     IID,
     ClassesPerClient,
     DirichletOverClasses,
