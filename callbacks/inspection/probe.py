@@ -17,9 +17,9 @@ from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import SplitSource
-from pfl_lightning.datamodules.adapters.item_source import Fetch
 from pfl_lightning.datamodules.adapters.items import ItemSplit
-from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
+from pfl_lightning.datamodules.adapters.streams import StreamSplit
+from pfl_lightning.datamodules.adapters.workers import Fetch
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.federation import Federation
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed

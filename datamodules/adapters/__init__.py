@@ -6,9 +6,11 @@ Data modules
 ``loaders``                                    a LightningDataModule or loaders, whose items are read batch by batch
 ``silos``                                      data that clients bring: a data module, a loader or a data set each
 What they read
-``loading``                                    loaders: their stages, order and streams
+``stages``                                     the loaders of a project by stage
 ``sources``                                    items behind a loader: which they are, and in which order they come
-``item_source``                                how they are read, with worker processes that clients share
+``samplers``                                   samplers of the user's own
+``workers``                                    worker processes that clients share, and what they are told
+``streams``                                    batches of a client's own loader; several loaders of one stage
 ``items``                                      splits and batches of items, and the base of data modules that have them
 ``labels``                                     classes of items, where a partition needs them
 =============================================  ====================================================================

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from pfl_lightning.data import TwoViews
-from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OwnItems
+from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, OwnItems
 from pfl_lightning.datamodules.module import FederatedDataModule
 
 _NO_TENSORS = (
@@ -34,7 +34,7 @@ class ItemSplit:
 
     Example:
         >>> from torch.utils.data import default_collate
-        >>> from pfl_lightning.datamodules.adapters.item_source import ItemSource
+        >>> from pfl_lightning.datamodules.adapters.sources import ItemSource
         >>> source = ItemSource([{"x": 0.0}, {"x": 1.0}, {"x": 2.0}], default_collate)
         >>> split = ItemSplit(source, torch.tensor([0, 2]), classes=torch.tensor([0, 0, 1]))
         >>> [batch["x"].tolist() for batch in split.loader(batch_size=2)]

@@ -12,11 +12,10 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
 
-from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
-from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
-from pfl_lightning.datamodules.adapters.loading.stages import for_another_process, loaders_of, warn_of_other_items
-from pfl_lightning.datamodules.adapters.sources import find_classes, source_of
+from pfl_lightning.datamodules.adapters.sources import ItemSource, find_classes, source_of
+from pfl_lightning.datamodules.adapters.stages import StageLoaders, for_another_process, loaders_of, warn_of_other_items
+from pfl_lightning.datamodules.adapters.streams import CombinedSplit
 from pfl_lightning.datamodules.clients.division import check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, sizes_of
@@ -285,7 +284,7 @@ class FromLoaders(ItemDataModule):
         held = {"validation": own.validation.indices, "test": own.test.indices if alone else own.test.indices[:0]}
         drawn = {"test" if "test" in self._sources else "validation": own.test.indices}
         if self._validation is not None:
-            drawn["validation"] = self._validation[client]
+            drawn["validation"] = torch.from_numpy(self._validation[client])
         if len(own.validation):  # a share that was asked for
             drawn.pop("validation", None)
         parts = {name: self._split(name, client, indices) for name, indices in drawn.items() if name in self._sources}
@@ -299,7 +298,7 @@ class FromLoaders(ItemDataModule):
 
     def _split(self, stage: str, client: int, indices: torch.Tensor) -> Any:
         """A client's items of a stage, of all of its loaders."""
-        own = [indices, *(lists[client] for lists in self._others[stage])]
+        own = [indices, *(torch.from_numpy(lists[client]) for lists in self._others[stage])]
         classes = [torch.from_numpy(array) for array in self._classes[stage]]
         parts = [ItemSplit(*of) for of in zip(self._sources[stage], own, classes, strict=True)]
         shape = self._stages[stage].shape

@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.data import checked_length
-from pfl_lightning.datamodules.adapters.item_source import BatchSizes, ItemSource, OneAtATime
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, known_names
-from pfl_lightning.datamodules.adapters.loading.combined import CombinedSplit, StageLoaders
-from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, for_another_process, loaders_of
-from pfl_lightning.datamodules.adapters.loading.streams import StreamSplit
-from pfl_lightning.datamodules.adapters.sources import filled, source_of
+from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, filled, source_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, StageLoaders, for_another_process, loaders_of
+from pfl_lightning.datamodules.adapters.streams import CombinedSplit, StreamSplit
+from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, split_by_sizes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,34 +17,122 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 from pfl_lightning.data import checked_length
-from pfl_lightning.datamodules.adapters.item_source import (
-    BatchSizes,
-    By,
-    Fetch,
-    ItemSource,
-    OneAtATime,
-    OwnItems,
-    Workers,
-)
 from pfl_lightning.datamodules.adapters.labels import classes_of, known_names
-from pfl_lightning.datamodules.adapters.loading.orders import (
+from pfl_lightning.datamodules.adapters.samplers import (
+    LISTS,
+    WHOLE,
     Order,
     SampledOrder,
-    afresh,
-    ending,
+    gives_each_once,
     order_of,
-    seeded_draws,
+    places_of,
 )
-from pfl_lightning.datamodules.adapters.loading.streams import Kept, iterates_by_itself
+from pfl_lightning.datamodules.adapters.workers import (
+    By,
+    Fetch,
+    Kept,
+    OneAtATime,
+    Workers,
+    _tasks,
+    iterates_by_itself,
+)
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.seeding import python_seed
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Settings of one client's loaders, where clients differ in them.
+
+    Attributes:
+        batch_size: Items in a training batch.
+        eval_batch_size: Items in a validation or test batch.
+        drop_last: Whether an incomplete last training batch is dropped.
+    """
+
+    batch_size: int
+    eval_batch_size: int
+    drop_last: bool
+
+
+class OwnItems(Subset[Any]):
+    """The items of one client, with the attributes of the whole data set: what a step may ask a loader's for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # while it is copied or unpickled
+            raise AttributeError(name)
+        found = getattr(self.dataset, name)
+        if name != "targets" or not hasattr(found, "__len__") or len(found) != len(self.dataset):  # type: ignore[arg-type]
+            return found
+        if hasattr(found, "iloc"):  # pandas would look numbers up in its index
+            return found.iloc[list(self.indices)]
+        return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the data set, from which the items are read."""
+        if name in ("dataset", "indices"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
+
+
+@dataclass(frozen=True)
+class ItemSource:
+    """Map-style data set with the collate function and order of its loader.
+
+    Attributes:
+        dataset: Map-style data set.
+        collate: Function from a list of items to a batch.
+        shuffled: True if training batches have a new random order every epoch.
+        datamodule: Data module whose batch hooks an inner Trainer calls; None for no hooks.
+        order: Order of a sampler or batch sampler of the user's; None for a plain one.
+        workers: Processes that read the items; None to read them in this process.
+        batches: Sizes of its loader's batches, for where several are combined.
+        evaluated: Whether it is for evaluations alone, which have the sizes of its own loader.
+        loader: The client's own loader, where it is used as it is; None where the items are read by their places.
+        by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.workers.Fetch`.
+    """
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    shuffled: bool = True
+    datamodule: LightningDataModule | None = None
+    order: Order | None = None
+    workers: Workers | None = None
+    batches: BatchSizes = BatchSizes(1, 1, False)
+    evaluated: bool = False
+    loader: Any = None
+    by: By = "items"
+
+    def read(
+        self, batches: Sequence[list[int]], generator: torch.Generator | None, seeded: bool = False
+    ) -> Iterator[Any]:
+        """Collated batches of the items at the given places.
+
+        Args:
+            batches: Places of the items of each batch.
+            generator: Its state gives the seeds of what transforms draw, where they are seeded for each batch.
+            seeded: Whether they are in this process, too, for draws from Python and NumPy; in workers they always are.
+        """
+        if self.workers is not None:
+            yield from self.workers.read(batches, generator)
+            return
+        fetch = Fetch(self.dataset, self.collate, self.by)
+        for places, seed in _tasks(batches, generator):  # draws from torch go on from those before: they are the fit's
+            with python_seed(seed) if seeded else nullcontext():
+                batch = fetch(places)
+            yield batch
+
+
+Sources = Mapping[str, Sequence[ItemSource]]
+"""The data sets of each stage."""
 
 
 def source_of(
@@ -170,98 +258,6 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
             "batches are smaller; a list of loaders, one a client, uses each as it is",
             stacklevel=2,
         )
-
-
-LISTS = (list, tuple, range, Tensor, np.ndarray)
-"""What a DataLoader takes for a sampler beside samplers."""
-
-WHOLE = (RandomSampler, SequentialSampler)
-"""Samplers of all items of a collection."""
-
-Sources = Mapping[str, Sequence[ItemSource]]
-"""The data sets of each stage."""
-
-FEW = 1000
-"""Items of a data set of which random passes may be the same by chance."""
-
-EPOCHS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
-"""Epochs that are looked at: a curriculum adds items later."""
-
-
-def gives_each_once(sampler: Any) -> bool:
-    """Whether a sampler of torch, or a list, gives each of its items once, in order or shuffled.
-
-    Example:
-        >>> gives_each_once([4, 2]), gives_each_once([4, 4]), gives_each_once(SequentialSampler(range(3)))
-        (True, False, True)
-    """
-    if isinstance(sampler, LISTS):
-        return len({int(place) for place in sampler if _is_place(place)}) == len(sampler)  # of numbers, not of lists
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler._num_samples is None
-    return type(sampler) is SequentialSampler or _is_subset(sampler)
-
-
-def places_of(sampler: Any, length: int | None) -> list[int] | None:
-    """Places of the items that a sampler, or a batch sampler, can give; ``None`` where it can give all.
-
-    A sampler of the user's is asked: its places are a selection if several passes give the same ones.
-
-    Args:
-        sampler: What gives places, or lists of them.
-        length: Number of items of the data set; ``None`` where that is not known.
-
-    Example:
-        >>> places_of([[3, 1], [1, 2]], 5), places_of(WeightedRandomSampler([0.0, 1.0, 2.0], 9), 3)
-        ([1, 2, 3], [1, 2])
-        >>> places_of([4, 2], 5), places_of(RandomSampler(range(5), num_samples=2), 5) is None
-        ([4, 2], True)
-    """
-    if _is_subset(sampler) or (isinstance(sampler, LISTS) and gives_each_once(sampler)):
-        return [int(place) for place in (sampler.indices if _is_subset(sampler) else sampler)]
-    if length is None:
-        return None
-    if type(sampler) in WHOLE:  # of another collection, with fewer than there are items
-        source = sampler.data_source
-        return list(range(len(source))) if hasattr(source, "__len__") and len(source) < length else None
-    if type(sampler) is WeightedRandomSampler:
-        found = {place for place, weight in enumerate(torch.as_tensor(sampler.weights).tolist()) if weight > 0}
-    else:
-        passes = _passes(sampler, length)
-        if not passes or any(each != passes[0] for each in passes):
-            return None
-        found = passes[0]
-    return sorted(found) if found and len(found) < length and max(found) < length and min(found) >= 0 else None
-
-
-def _is_subset(sampler: Any) -> bool:
-    return isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__
-
-
-def _passes(sampler: Any, length: int) -> list[set[int]]:
-    """Places in several passes, each of a copy of the sampler; empty where it cannot be copied, or read to an end."""
-    found = []
-    for epoch in EPOCHS if length <= FEW or callable(getattr(sampler, "set_epoch", None)) else EPOCHS[:2]:
-        own = copy.deepcopy(sampler) if isinstance(sampler, LISTS) else afresh(sampler)
-        if own is sampler and not isinstance(sampler, LISTS):
-            return []
-        try:
-            with seeded_draws(torch.Generator().manual_seed(epoch), own, epoch):
-                found.append(_flat(ending(own, length)))
-        except Exception:  # of the user's code; without an end, or no numbers: said where its items are read
-            return []
-    return found
-
-
-def _flat(given: Iterable[Any]) -> set[int]:
-    found: set[int] = set()
-    for one in given:
-        found.update(map(int, one if isinstance(one, LISTS) and not _is_place(one) else [one]))
-    return found
-
-
-def _is_place(value: Any) -> bool:
-    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
 
 
 @dataclass(frozen=True)

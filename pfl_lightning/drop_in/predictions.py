@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
+from pfl_lightning.datamodules.adapters.stages import brings, gives
 from pfl_lightning.drop_in.outer.traveling import outline
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation

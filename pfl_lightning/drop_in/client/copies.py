@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from pfl_lightning.datamodules.adapters.loading.stages import data_in
+from pfl_lightning.datamodules.adapters.stages import data_in
 from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pfl_lightning.datamodules.adapters.loading.stages import DATA
+from pfl_lightning.datamodules.adapters.stages import DATA
 from pfl_lightning.state.equality import same
 
 __all__ = ["MISSING", "Changes", "Found", "Path", "class_values", "packed", "set_at", "unpacked"]

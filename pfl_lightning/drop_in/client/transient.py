@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricTracker
 
-from pfl_lightning.datamodules.adapters.loading.stages import DATA, data_in
+from pfl_lightning.datamodules.adapters.stages import DATA, data_in
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.remembered import MISSING, Changes, Found, class_values, set_at
 

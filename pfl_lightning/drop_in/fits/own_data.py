@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from pfl_lightning.data import BatchSource, SplitSource
-from pfl_lightning.datamodules.adapters.item_source import OwnItems
 from pfl_lightning.datamodules.adapters.items import own_items
-from pfl_lightning.datamodules.adapters.loading.plain_values import nested_datasets, plain_values, set_values
-from pfl_lightning.datamodules.adapters.loading.stages import brings
+from pfl_lightning.datamodules.adapters.sources import OwnItems
+from pfl_lightning.datamodules.adapters.stages import brings
+from pfl_lightning.datamodules.adapters.workers import nested_datasets, plain_values, set_values
 from pfl_lightning.drop_in.fits.module_calls import nothing
 from pfl_lightning.drop_in.fits.resume import FitProgress
 from pfl_lightning.fit.data import FitData

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pfl_lightning.checks import check_choice
-from pfl_lightning.datamodules.adapters.loading.plain_values import Values
+from pfl_lightning.datamodules.adapters.workers import Values
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, training
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.datamodules import FederatedDataModule
-from pfl_lightning.datamodules.adapters.loading.stages import brings
+from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.drop_in.federate import check_options, federate
 from pfl_lightning.drop_in.forms.checks import check_labels, split_method
 from pfl_lightning.drop_in.forms.given_data import with_loaders

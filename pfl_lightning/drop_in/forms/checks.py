@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.datamodules.adapters.loading.stages import brings
+from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation

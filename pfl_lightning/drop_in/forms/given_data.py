@@ -16,11 +16,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
 
 from pfl_lightning.datamodules import IID, FederatedDataModule, FromLoaders, FromSilos, Partitioner
-from pfl_lightning.datamodules.adapters.item_source import ItemSource
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemSplit
 from pfl_lightning.datamodules.adapters.labels import classes_of
-from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders, brings, loaders_of
-from pfl_lightning.datamodules.adapters.sources import source_of
+from pfl_lightning.datamodules.adapters.sources import ItemSource, source_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, brings, loaders_of
 from pfl_lightning.drop_in.fits.module_calls import nothing
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.loading.stages import brings, gives
+from pfl_lightning.datamodules.adapters.stages import brings, gives
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state

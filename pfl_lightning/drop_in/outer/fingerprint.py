@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pfl_lightning.datamodules.adapters.loading.stages import data_in
+from pfl_lightning.datamodules.adapters.stages import data_in
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.transient import own_attributes
 from pfl_lightning.federation.outer_callbacks import lightning_kinds

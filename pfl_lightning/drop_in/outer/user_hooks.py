@@ -8,7 +8,7 @@ import lightning as L
 from torch import Tensor
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.datamodules.adapters.loading.stages import brings
+from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks, keep_results_in_place
 from pfl_lightning.drop_in.forms.trainer_data import data_given_to, put_in_place
 from pfl_lightning.drop_in.outer.handed_in import HandedOptions, sort_callbacks

@@ -12,7 +12,7 @@ import lightning as L
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from pfl_lightning.datamodules.adapters.loading.stages import brings, made_again
+from pfl_lightning.datamodules.adapters.stages import brings, made_again
 from pfl_lightning.drop_in.client.copies import held_tensors, take_cli_optimizers
 from pfl_lightning.drop_in.client.plain_state import load_plain_state, plain_state
 from pfl_lightning.drop_in.client.transient import keeps_attributes, own_attributes

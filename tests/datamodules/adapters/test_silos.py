@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pfl_lightning.datamodules import IID, Digits, FromSilos, PartitionError
-from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders
 
 
 def tensors(number, start=0):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pfl_lightning import ProcessEngine, SequentialEngine, TrainerEngine
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.datamodules.adapters.loading.plain_values import nested_datasets, plain_values, set_values
+from pfl_lightning.datamodules.adapters.workers import nested_datasets, plain_values, set_values
 from pfl_lightning.methods import FedAvg, FedRep
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
 from pfl_lightning.datamodules import IID, FromFile, FromLoaders
-from pfl_lightning.datamodules.adapters.item_source import OwnItems
-from pfl_lightning.datamodules.adapters.loading.stages import GivenLoaders
+from pfl_lightning.datamodules.adapters.sources import OwnItems
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders
 from pfl_lightning.drop_in.forms.given_data import with_loaders
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import FedAvg, FedProto

@@ -5,20 +5,68 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import lightning as L
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pfl_lightning.datamodules.adapters.loading.combined import StageLoaders
 from pfl_lightning.datamodules.adapters.sources import check_sampler
-from pfl_lightning.lightning_private import attached
+from pfl_lightning.lightning_private import attached, combining_mode
 
 DATA = (Dataset, DataLoader, LightningDataModule)
 """What of a module is data."""
+
+EVALUATED: Literal["sequential"] = "sequential"
+
+TRAINED: Literal["max_size_cycle"] = "max_size_cycle"
+"""How a Trainer combines loaders, where it is not said."""
+
+
+class _Leaf:
+    """The place of a loader."""
+
+
+@dataclass(frozen=True)
+class StageLoaders:
+    """Loaders of one stage.
+
+    Attributes:
+        loaders: The loaders, in the order of ``dataloader_idx``.
+        shape: How they are combined, with something at the place of each; ``None`` for a single loader as it is.
+    """
+
+    loaders: tuple[Any, ...]
+    shape: CombinedLoader | None = None
+
+    @property
+    def first(self) -> DataLoader[Any]:
+        """The first, or the only one."""
+        loader: DataLoader[Any] = self.loaders[0]
+        return loader
+
+    @classmethod
+    def of(cls, given: Any, training: bool) -> StageLoaders:
+        """Loaders as a hook of a data module gives them.
+
+        Example:
+            >>> found = StageLoaders.of({"a": DataLoader([1]), "b": DataLoader([2])}, training=True)
+            >>> len(found.loaders), combining_mode(found.shape)
+            (2, 'max_size_cycle')
+        """
+        while not training and isinstance(given, list | tuple) and len(given) == 1:
+            given = given[0]
+        if not isinstance(given, list | tuple | dict | CombinedLoader):
+            return cls((given,))
+        if not isinstance(given, CombinedLoader):
+            given = CombinedLoader(given, TRAINED if training else EVALUATED)
+        places = CombinedLoader(given.iterables, combining_mode(given))
+        places.flattened = [_Leaf() for _ in given.flattened]
+        return cls(tuple(given.flattened), places)
 
 
 class GivenLoaders(LightningDataModule):

@@ -1,107 +1,24 @@
-"""Items behind a user's DataLoader, and the worker processes that read those of all clients in turn."""
+"""Who reads the items behind a user's loaders: worker processes that all clients share, or a client's own loader."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from pfl_lightning.datamodules.adapters.loading.orders import Order
-from pfl_lightning.datamodules.adapters.loading.plain_values import Values, nested_datasets, plain_values, set_values
-from pfl_lightning.seeding import python_seed
+from pfl_lightning.datamodules.adapters.samplers import tell_epoch
 
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """Settings of one client's loaders, where clients differ in them.
-
-    Attributes:
-        batch_size: Items in a training batch.
-        eval_batch_size: Items in a validation or test batch.
-        drop_last: Whether an incomplete last training batch is dropped.
-    """
-
-    batch_size: int
-    eval_batch_size: int
-    drop_last: bool
-
-
-class OwnItems(Subset[Any]):
-    """The items of one client, with the attributes of the whole data set: what a step may ask a loader's for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # while it is copied or unpickled
-            raise AttributeError(name)
-        found = getattr(self.dataset, name)
-        if name != "targets" or not hasattr(found, "__len__") or len(found) != len(self.dataset):  # type: ignore[arg-type]
-            return found
-        if hasattr(found, "iloc"):  # pandas would look numbers up in its index
-            return found.iloc[list(self.indices)]
-        return found[self.indices] if isinstance(found, Tensor | np.ndarray) else [found[one] for one in self.indices]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the data set, from which the items are read."""
-        if name in ("dataset", "indices"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self.dataset, name, value)
-
-
-@dataclass(frozen=True)
-class ItemSource:
-    """Map-style data set with the collate function and order of its loader.
-
-    Attributes:
-        dataset: Map-style data set.
-        collate: Function from a list of items to a batch.
-        shuffled: True if training batches have a new random order every epoch.
-        datamodule: Data module whose batch hooks an inner Trainer calls; None for no hooks.
-        order: Order of a sampler or batch sampler of the user's; None for a plain one.
-        workers: Processes that read the items; None to read them in this process.
-        batches: Sizes of its loader's batches, for where several are combined.
-        evaluated: Whether it is for evaluations alone, which have the sizes of its own loader.
-        loader: The client's own loader, where it is used as it is; None where the items are read by their places.
-        by: What the data set is asked for, see :class:`~pfl_lightning.datamodules.adapters.item_source.Fetch`.
-    """
-
-    dataset: Any
-    collate: Callable[[list[Any]], Any]
-    shuffled: bool = True
-    datamodule: LightningDataModule | None = None
-    order: Order | None = None
-    workers: Workers | None = None
-    batches: BatchSizes = BatchSizes(1, 1, False)
-    evaluated: bool = False
-    loader: Any = None
-    by: By = "items"
-
-    def read(
-        self, batches: Sequence[list[int]], generator: torch.Generator | None, seeded: bool = False
-    ) -> Iterator[Any]:
-        """Collated batches of the items at the given places.
-
-        Args:
-            batches: Places of the items of each batch.
-            generator: Its state gives the seeds of what transforms draw, where they are seeded for each batch.
-            seeded: Whether they are in this process, too, for draws from Python and NumPy; in workers they always are.
-        """
-        if self.workers is not None:
-            yield from self.workers.read(batches, generator)
-            return
-        fetch = Fetch(self.dataset, self.collate, self.by)
-        for places, seed in _tasks(batches, generator):  # draws from torch go on from those before: they are the fit's
-            with python_seed(seed) if seeded else nullcontext():
-                batch = fetch(places)
-            yield batch
-
+Values = list[dict[str, Any]]
+"""Plain attributes of each of some data sets, by name."""
 
 Task = tuple[list[int], int, Values | None]
 """Places of the items of a batch, the seed of what their transforms draw, and what the data set's attributes are."""
@@ -109,6 +26,9 @@ Task = tuple[list[int], int, Values | None]
 By = Literal["items", "list", "item"]
 
 SETTINGS = ("num_workers", "pin_memory", "timeout", "prefetch_factor", "pin_memory_device")
+
+SMALL = 100
+"""Values in a container that still counts as plain: a list of all classes or files is content, and no state."""
 
 
 @dataclass(frozen=True)
@@ -312,3 +232,113 @@ def _peek(generator: torch.Generator | None) -> int:
     other = torch.Generator()
     other.set_state(generator.get_state())
     return int(torch.randint(2**32, (), generator=other))
+
+
+class Kept:
+    """A client's loader, whose persistent workers are kept until another client's turn.
+
+    Args:
+        loader: The loader.
+        turns: Lets one client at a time have workers.
+
+    Attributes:
+        items: Number of items that the last pass gave, where the data set does not tell it.
+    """
+
+    def __init__(self, loader: DataLoader[Any], turns: OneAtATime) -> None:
+        self.loader, self._turns = loader, turns
+        self.items: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._turns.give_to(self)
+        count = 0
+        for batch in self.loader:
+            count += _size_of(batch)
+            yield batch
+        self.items = count
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether the loader's sampler has an order for each epoch."""
+        own = (self.loader.sampler, self.loader.batch_sampler, getattr(self.loader.batch_sampler, "sampler", None))
+        return any(callable(getattr(sampler, "set_epoch", None)) for sampler in own)
+
+    def tell_epoch(self, epoch: int) -> None:
+        """Tell the loader's sampler the epoch, as a Trainer does."""
+        for sampler in (self.loader.sampler, self.loader.batch_sampler):
+            tell_epoch(epoch, sampler)
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        end_workers(self.loader)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without processes."""
+        loader = copy.copy(self.loader)
+        loader._iterator = None
+        vars(loader).pop("__pl_attrs_record", None)  # of Lightning: all that was ever assigned, its processes, too
+        return {**self.__dict__, "loader": loader}
+
+
+def _size_of(batch: Any) -> int:
+    try:
+        return int(extract_batch_size(batch))
+    except (RuntimeError, MisconfigurationException):  # an object that shows no tensors
+        return 1
+
+
+def nested_datasets(dataset: Any) -> Iterator[Any]:
+    """A data set and those that it wraps (``Subset``, ``ConcatDataset`` and the user's own), each once."""
+    seen, waiting = set[int](), [dataset]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or not hasattr(one, "__dict__"):
+            continue
+        seen.add(id(one))
+        yield one
+        for value in vars(one).values():
+            inside = value if isinstance(value, list | tuple) else [value]
+            waiting += [each for each in inside[:SMALL] if isinstance(each, Dataset)]
+
+
+def plain_values(datasets: Sequence[Any]) -> Values:
+    """Numbers, strings and small containers of them among the attributes, copied.
+
+    Example:
+        >>>         >>> class Curriculum:
+        ...     level = 0
+        >>> items = Curriculum()
+        >>> items.level, items.files = 3, ["a.png"] * 1000
+        >>> plain_values([items])
+        [{'level': 3}]
+        >>> set_values([items], [{"level": 1}])
+        >>> items.level
+        1
+    """
+    return [{name: copy.deepcopy(v) for name, v in vars(one).items() if _is_plain(v)} for one in datasets]
+
+
+def set_values(datasets: Sequence[Any], values: Values) -> None:
+    """Set what :func:`plain_values` returned; what has become something else since (an opened file) stays."""
+    for one, own in zip(datasets, values, strict=True):
+        held = vars(one)
+        for name in [name for name, value in held.items() if _is_plain(value)]:
+            if name in own:
+                held[name] = held[name] if held[name] == own[name] else copy.deepcopy(own[name])
+            elif not isinstance(getattr(type(one), name, None), cached_property):
+                del held[name]
+        held.update({name: copy.deepcopy(value) for name, value in own.items() if name not in held})
+
+
+def _is_plain(value: Any) -> bool:
+    if value is None or isinstance(value, bool | int | float | str):
+        return True
+    if type(value) is dict:
+        return len(value) <= SMALL and all(_is_plain(each) for pair in value.items() for each in pair)
+    return type(value) in (list, tuple) and len(value) <= SMALL and all(map(_is_plain, value))
+
+
+def iterates_by_itself(loader: DataLoader[Any]) -> bool:
+    """Whether the class of a loader has a pass of its own, which may change batches."""
+    own = type(loader)
+    return own.__iter__ is not DataLoader.__iter__ or own._get_iterator is not DataLoader._get_iterator

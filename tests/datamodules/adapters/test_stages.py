@@ -11,7 +11,7 @@ from _helpers.toy import CLASSES, INPUTS, quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop, federate
-from pfl_lightning.datamodules.adapters.loading.stages import warn_of_other_items
+from pfl_lightning.datamodules.adapters.stages import warn_of_other_items
 from pfl_lightning.methods import FedAvg
 
 SAYS = "has 60 training items now, and had 40 when they were divided"

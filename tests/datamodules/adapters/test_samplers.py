@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 from pfl_lightning.datamodules import IID, FromLoaders, FromSilos
-from pfl_lightning.datamodules.adapters.loading import orders
-from pfl_lightning.datamodules.adapters.sources import places_of
+from pfl_lightning.datamodules.adapters import samplers
+from pfl_lightning.datamodules.adapters.samplers import places_of
 
 lock = threading.Lock()  # cannot be copied
 
@@ -222,7 +222,7 @@ class Endless(Sampler):
     "kind", [{"sampler": Endless(), "batch_size": 4}, {"batch_sampler": BatchSampler(Endless(), 2, False)}]
 )
 def test_a_sampler_without_an_end_is_refused(kind, monkeypatch):
-    monkeypatch.setattr(orders, "MAX_PLACES", 100)
+    monkeypatch.setattr(samplers, "MAX_PLACES", 100)
     split = ready(DataLoader(ITEMS, **kind)).client_data(0).train
     with pytest.raises(ValueError, match=r"over 40 items has given 400 of them and goes on.*list of loaders"):
         passes(split)

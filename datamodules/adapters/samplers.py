@@ -1,4 +1,4 @@
-"""Orders in which a client's items come, where the user's loader has a sampler or batch sampler of its own."""
+"""Samplers of the user's loaders: which items they give, and the order in which those of a client come."""
 
 from __future__ import annotations
 
@@ -13,10 +13,28 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 MAX_PLACES = 1_000_000
 """A sampler that gives more than this, and ten times the items that there are, is taken for one without an end."""
+
+LISTS = (list, tuple, range, Tensor, np.ndarray)
+"""What a DataLoader takes for a sampler beside samplers."""
+
+WHOLE = (RandomSampler, SequentialSampler)
+"""Samplers of all items of a collection."""
+
+FEW = 1000
+"""Items of a data set of which random passes may be the same by chance."""
+
+EPOCHS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+"""Epochs that are looked at: a curriculum adds items later."""
 
 
 class Order(ABC):
@@ -206,3 +224,79 @@ def afresh(sampler: Any) -> Any:
         return copy.deepcopy(sampler, {id(value): value for value in values if isinstance(value, Dataset)})
     except Exception:  # whatever an object's own copying may raise
         return sampler
+
+
+def gives_each_once(sampler: Any) -> bool:
+    """Whether a sampler of torch, or a list, gives each of its items once, in order or shuffled.
+
+    Example:
+        >>> gives_each_once([4, 2]), gives_each_once([4, 4]), gives_each_once(SequentialSampler(range(3)))
+        (True, False, True)
+    """
+    if isinstance(sampler, LISTS):
+        return len({int(place) for place in sampler if _is_place(place)}) == len(sampler)  # of numbers, not of lists
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler._num_samples is None
+    return type(sampler) is SequentialSampler or _is_subset(sampler)
+
+
+def places_of(sampler: Any, length: int | None) -> list[int] | None:
+    """Places of the items that a sampler, or a batch sampler, can give; ``None`` where it can give all.
+
+    A sampler of the user's is asked: its places are a selection if several passes give the same ones.
+
+    Args:
+        sampler: What gives places, or lists of them.
+        length: Number of items of the data set; ``None`` where that is not known.
+
+    Example:
+        >>> places_of([[3, 1], [1, 2]], 5), places_of(WeightedRandomSampler([0.0, 1.0, 2.0], 9), 3)
+        ([1, 2, 3], [1, 2])
+        >>> places_of([4, 2], 5), places_of(RandomSampler(range(5), num_samples=2), 5) is None
+        ([4, 2], True)
+    """
+    if _is_subset(sampler) or (isinstance(sampler, LISTS) and gives_each_once(sampler)):
+        return [int(place) for place in (sampler.indices if _is_subset(sampler) else sampler)]
+    if length is None:
+        return None
+    if type(sampler) in WHOLE:  # of another collection, with fewer than there are items
+        source = sampler.data_source
+        return list(range(len(source))) if hasattr(source, "__len__") and len(source) < length else None
+    if type(sampler) is WeightedRandomSampler:
+        found = {place for place, weight in enumerate(torch.as_tensor(sampler.weights).tolist()) if weight > 0}
+    else:
+        passes = _passes(sampler, length)
+        if not passes or any(each != passes[0] for each in passes):
+            return None
+        found = passes[0]
+    return sorted(found) if found and len(found) < length and max(found) < length and min(found) >= 0 else None
+
+
+def _is_subset(sampler: Any) -> bool:
+    return isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__
+
+
+def _passes(sampler: Any, length: int) -> list[set[int]]:
+    """Places in several passes, each of a copy of the sampler; empty where it cannot be copied, or read to an end."""
+    found = []
+    for epoch in EPOCHS if length <= FEW or callable(getattr(sampler, "set_epoch", None)) else EPOCHS[:2]:
+        own = copy.deepcopy(sampler) if isinstance(sampler, LISTS) else afresh(sampler)
+        if own is sampler and not isinstance(sampler, LISTS):
+            return []
+        try:
+            with seeded_draws(torch.Generator().manual_seed(epoch), own, epoch):
+                found.append(_flat(ending(own, length)))
+        except Exception:  # of the user's code; without an end, or no numbers: said where its items are read
+            return []
+    return found
+
+
+def _flat(given: Iterable[Any]) -> set[int]:
+    found: set[int] = set()
+    for one in given:
+        found.update(map(int, one if isinstance(one, LISTS) and not _is_place(one) else [one]))
+    return found
+
+
+def _is_place(value: Any) -> bool:
+    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
