@@ -36,8 +36,7 @@ from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import class_counts
 from pfl_lightning.datamodules.datasets.image_folder import DOMAINNET_10, DomainFolders, ImageFolder
-from pfl_lightning.datamodules.datasets.stl10 import STL10
-from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, Digits, FashionMNIST
+from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, STL10, Digits, FashionMNIST
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.datamodules.partition.dirichlet import DirichletOverClasses, DirichletOverClients

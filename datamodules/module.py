@@ -77,8 +77,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         eval_clients: Ids of the clients that are evaluated during training, set by the federation; None for all.
         augment: True if training batches are augmented.
         transform: Normalization and augmentation of every client's batches, after :meth:`setup`.
-        public_split: Public samples, in their own order, without labels (-1) and never augmented, after :meth:`setup`;
-            None if there are none.
         augmentations: Augmentations of a training batch, in this order. As a class attribute: those that
             ``augment=True`` selects.
 
@@ -103,6 +101,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     """
 
     augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(4), RandomFlip())
+    read_once: ClassVar[tuple[str, ...]] = ()
+    """Attributes that nobody needs once the data are loaded: other processes do not get them."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.participating = sorted(set(range(partition.num_clients)) - set(self.novel))
         self.cohort: Callable[[int], Sequence[int]] | None = None
         self.eval_clients: Sequence[int] | None = None
-        self.public_split: ClientSplit | None = None
+        self._public: ClientSplit | None = None
         self._ready: Division | None = None
         self._recent: dict[int, ClientData] = {}  # made before, of the clients that were asked for last
 
@@ -181,21 +181,24 @@ class FederatedDataModule(LightningDataModule, ABC):
                 raise ValueError(f"{type(self).__name__}.load must return Samples, got {type(samples).__name__}")
             if self.public is not None:
                 samples = with_public(samples, self.public, self.seed, getattr(self, "image_size", None))
-            found = divide(
-                self.partition,
-                samples,
-                validation_share=self.validation_share,
-                test_share=self.test_share,
-                test_samples_per_client=self.test_samples_per_client,
-                seed=self.seed,
-                novel=self.novel,
-            )
+            found = self._divide(samples)
             if self.drop_last:
                 check_batches(found, self.batch_size)
             warn_of_samples(samples, found.train, found.validation, found.test, found.unlabeled)
             self.transform = self._transform_of(samples.train_inputs, found.held)
-            self.public_split = found.public(replace(self.transform, augmentations=()))
+            self._public = found.public(replace(self.transform, augmentations=()))
             self._ready = found
+
+    def _divide(self, samples: Samples) -> Division:
+        return divide(
+            self.partition,
+            samples,
+            validation_share=self.validation_share,
+            test_share=self.test_share,
+            test_samples_per_client=self.test_samples_per_client,
+            seed=self.seed,
+            novel=self.novel,
+        )
 
     @property
     def num_classes(self) -> int:
@@ -216,6 +219,11 @@ class FederatedDataModule(LightningDataModule, ABC):
     def unlabeled_sizes(self) -> Ints | None:
         """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
         return sizes_of(self._loaded.unlabeled) if self._loaded.samples.num_unlabeled else None
+
+    @property
+    def public_split(self) -> ClientSplit | None:
+        """Public samples, in their own order, without labels (-1) and never augmented; None if there are none."""
+        return self._public
 
     @property
     def fingerprint(self) -> str:
@@ -295,7 +303,8 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for another process, without the Trainer, the cohort, and what can be made again."""
-        return {**self.__dict__, "trainer": None, "cohort": None, "_recent": {}}
+        read = dict.fromkeys(self.read_once) if self._ready is not None else {}
+        return {**self.__dict__, "trainer": None, "cohort": None, "_recent": {}, **read}
 
     def evaluated_clients(self) -> list[int]:
         """Ids of the clients that are evaluated, in order."""

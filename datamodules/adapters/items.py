@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch.utils.data import IterableDataset, Subset
 
 from pfl_lightning.data import TwoViews
 from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, OwnItems
+from pfl_lightning.datamodules.adapters.stages import for_another_process
 from pfl_lightning.datamodules.module import FederatedDataModule
+from pfl_lightning.datamodules.partition.base import Partitioner
 
 _NO_TENSORS = (
     "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
@@ -267,9 +269,39 @@ class ClientItems:
 
 
 class ItemDataModule(FederatedDataModule):
-    """Base of the data modules whose samples are items of a user-defined data set."""
+    """Base of the data modules whose samples are items of a user-defined data set.
+
+    Args:
+        partition: Rule that assigns the items to clients.
+        owners: The data modules that have the items.
+        args: See :class:`FederatedDataModule`.
+        kwargs: See :class:`FederatedDataModule`.
+    """
 
     _labeled: bool
+
+    def __init__(
+        self, partition: Partitioner, owners: Sequence[LightningDataModule], *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(partition, *args, **kwargs)
+        self._owners = list(owners)
+
+    def __getattr__(self, name: str) -> Any:
+        """Attribute of the first data module, such as its vocabulary."""
+        own = self.__dict__.get("_owners")
+        if not own or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(own[0], name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without Trainers."""
+        owners = [for_another_process(own, self._ready is not None) for own in self._owners]
+        return {**super().__getstate__(), "_owners": owners}
+
+    def prepare_data(self) -> None:
+        """Prepare the data modules."""
+        for own in self._owners:
+            own.prepare_data()
 
     @abstractmethod
     def sources(self) -> Iterator[ItemSource]:

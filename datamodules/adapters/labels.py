@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -46,109 +46,74 @@ def classes_of(dataset: Dataset[Any], labels: Callable[[Any], Any] | None = None
         [1, 0]
     """
     if labels is not None:
-        return _given(dataset, labels)
+        return _from_items(dataset, labels, said=True)
     known = _without_reading(dataset)
-    return known if known is not None or not read or _says_classes(dataset) else _from_items(dataset)
+    return known if known is not None or not read or _says_classes(dataset) else _from_items(dataset, _of_item)
 
 
-def names_of_classes(given: Sequence[str] | None, dataset: Dataset[Any], sets: Iterable[Ints]) -> tuple[str, ...]:
+def names_of_classes(
+    given: Sequence[str] | None, dataset: Dataset[Any], sets: Mapping[str, Ints], *, refuse: bool = False
+) -> tuple[str, ...]:
     """Names of the classes: those that are given, else the data set's ``classes``, else numbers.
+
+    Warns of labels that look like a mistake where nobody has named the classes: they begin at 1, or the last class has
+    few items, all of them in one set. Names that are no numbers tell which classes there are.
 
     Args:
         given: A name for each class, if the user gives them.
         dataset: The training set.
-        sets: Classes of the items of each set.
+        sets: Classes of the items of each set, by its name in messages.
+        refuse: Whether labels from 1 are refused: the package's own heads get an output for each class.
 
     Raises:
         ValueError: If a label is beyond the data set's classes, or labels without names leave out most of their
             classes: one wrong label would make the model as wide as itself.
 
     Example:
-        >>> names_of_classes(None, ["rain", "goal"], [np.array([0, 1, 1])])
+        >>> names_of_classes(None, ["rain", "goal"], {"training set": np.array([0, 1, 1])})
         ('0', '1')
+        >>> names_of_classes(None, ["rain"] * 3, {"training set": np.array([1, 2, 2])}, refuse=True)
+        Traceback (most recent call last):
+        ValueError: labels go from 1 to 2, so that no item has class 0 of 3 classes: subtract 1 from the labels, or ...
     """
-    present = np.unique(np.concatenate(list(sets)))
+    if given is not None:
+        return tuple(str(name) for name in given)
+    present, names = np.unique(np.concatenate(list(sets.values()))), _own_names(dataset)
     highest = int(present[-1])
-    names: Sequence[Any] = _own_names(dataset) if given is None else given
-    if not names and given is None:
-        if 2 * len(present) < highest + 1:
-            raise ValueError(
-                f"labels go up to {highest}, and {highest + 1 - len(present)} of the {highest + 1} classes from 0 have "
-                "no item: correct the labels, number the classes without gaps, or name them all (class_names)"
-            )
-        names = range(highest + 1)
-    elif given is None and len(names) <= highest:
+    if not names and 2 * len(present) < highest + 1:
+        raise ValueError(
+            f"labels go up to {highest}, and {highest + 1 - len(present)} of the {highest + 1} classes from 0 have "
+            "no item: correct the labels, number the classes without gaps, or name them all (class_names)"
+        )
+    numbers = [str(number) for number in range(max(len(names), highest + 1))]
+    if names and len(names) <= highest:
         raise ValueError(
             f"the data set names {len(names)} classes, and has an item of class {highest}: correct the labels, "
             "or name all classes (class_names)"
         )
-    return tuple(str(name) for name in names)
+    names = names or numbers
+    if names == numbers and present[0] >= 0:
+        _check_used_labels(len(names), sets, refuse)
+    return tuple(names)
 
 
-def known_names(
-    given: Sequence[str] | None, dataset: Dataset[Any], sets: Mapping[str, Ints], said: bool = False
-) -> tuple[str, ...] | None:
-    """Names of the classes, see :func:`names_of_classes` and :func:`check_used_labels`.
-
-    Args:
-        given: A name for each class, if the user gives them.
-        dataset: The training set.
-        sets: Classes of the items of each set, by its name in messages.
-        said: Whether anybody has said that items have classes: whole numbers that cannot be classes are none otherwise.
-
-    Raises:
-        ValueError: They cannot be classes, and were said to be.
-    """
-    try:
-        names = names_of_classes(given, dataset, sets.values())
-    except ValueError:
-        if said:
-            raise
-        return None
-    if given is None:
-        check_used_labels(names, sets)
-    return names
-
-
-def check_used_labels(names: Sequence[str], sets: Mapping[str, Ints], *, refuse: bool = False) -> None:
-    """Warn of labels that look like a mistake where nobody has named the classes, so that the highest label counts.
-
-    They begin at 1, or the last class has few items, all of them in one set. Names that are no numbers are the data
-    set's or the user's own, and tell which classes there are.
-
-    Args:
-        names: Names of the classes.
-        sets: Classes of the items of each set, by its name in messages.
-        refuse: Whether labels from 1 are refused: the package's own heads get an output for each class.
-
-    Raises:
-        ValueError: Labels begin at 1.
-
-    Example:
-        >>> check_used_labels("012", {"training set": np.array([1, 2, 2])}, refuse=True)
-        Traceback (most recent call last):
-        ValueError: labels go from 1 to 2, so that no item has class 0 of 3 classes: subtract 1 from the labels, or ...
-    """
-    if list(names) != [str(number) for number in range(len(names))] or min(int(own.min()) for own in sets.values()) < 0:
-        return
-    counts = {where: np.bincount(own, minlength=len(names)) for where, own in sets.items()}
-    items = np.sum([*counts.values()], axis=0)
-    last = len(names) - 1
+def _check_used_labels(number: int, sets: Mapping[str, Ints], refuse: bool) -> None:
+    counts = {where: np.bincount(own, minlength=number) for where, own in sets.items()}
+    items, last = np.sum([*counts.values()], axis=0), number - 1
+    remedy = f"name all {number} classes (class_names, or `classes` of the data set)"
     if last > 0 and not items[0] and items[1:].all():
         found = (
-            f"labels go from 1 to {last}, so that no item has class 0 of {last + 1} classes: subtract 1 from the "
-            f"labels, or name all {last + 1} classes (class_names, or `classes` of the data set)"
+            f"labels go from 1 to {last}, so that no item has class 0 of {number} classes: subtract 1 from the labels"
         )
         if refuse:
-            raise ValueError(found)
-        warnings.warn(found, stacklevel=3)
+            raise ValueError(f"{found}, or {remedy}")
+        warnings.warn(f"{found}, or {remedy}", stacklevel=3)
     where = [name for name, own in counts.items() if own[last]]
     if last > 1 and len(where) == 1 and STRAY * items[last] < np.median(items[items > 0]):
         first = int(np.flatnonzero(sets[where[0]] == last)[0])
         warnings.warn(
             f"label {last} occurs in {items[last]} of {items.sum()} items alone, in the {where[0]} (the first: item "
-            f"{first}), and makes {last + 1} classes of them: correct it, or name all {last + 1} classes (class_names, "
-            "or `classes` of the data set)",
+            f"{first}), and makes {number} classes of them: correct it, or {remedy}",
             stacklevel=3,
         )
 
@@ -159,10 +124,9 @@ def check_numbered_alike(train: Any, test: Any) -> None:
     Raises:
         ValueError: Names the first class that differs.
     """
-    if (number := _differing(train, test)) is not None:
+    if found := _differing(train, "the training set", test, "the test set"):
         raise ValueError(
-            f"class {number} is {_own_names(train)[number]!r} in the training set and {_own_names(test)[number]!r} in "
-            "the test set: number the classes of both alike. Of folders, make one without images for each class that "
+            f"{found}: number the classes of both alike. Of folders, make one without images for each class that "
             "the test set lacks, and give torchvision's ImageFolder allow_empty=True; ImageFolder of "
             "pfl_lightning.datamodules needs neither"
         )
@@ -176,60 +140,54 @@ def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:
     """
     counts = [len(_own_names(own)) for own in datasets]
     most = counts.index(max(counts))
-    for client, own in enumerate(datasets):
-        if (place := _differing(own, datasets[most])) is not None:
-            warnings.warn(
-                f"class {place} is {_own_names(own)[place]!r} in the data set of client {client} and "
-                f"{_own_names(datasets[most])[place]!r} in that of client {most}, and counts as one class: number the "
-                "classes of all clients alike, with the names of them all in `classes`",
-                stacklevel=2,
-            )
-            break
+    pairs = ((own, f"the data set of client {client}") for client, own in enumerate(datasets))
+    found = [_differing(*own, datasets[most], f"that of client {most}") for own in pairs]
+    if any(found):
+        warnings.warn(
+            f"{next(filter(None, found))}, and counts as one class: number the classes of all clients alike, with the "
+            "names of them all in `classes`",
+            stacklevel=2,
+        )
     return datasets[most]
 
 
-def _differing(one: Any, other: Any) -> int | None:
-    """The first class that two data sets name otherwise; ``None`` if there is none."""
+def _differing(one: Any, where: str, other: Any, elsewhere: str) -> str | None:
+    """The first class that two data sets name otherwise, in words; ``None`` if there is none."""
     pairs = enumerate(zip(_own_names(one), _own_names(other), strict=False))
-    return next((number for number, (own, others) in pairs if own != others), None)
+    found = (f"class {n} is {own!r} in {where} and {name!r} in {elsewhere}" for n, (own, name) in pairs if own != name)
+    return next(found, None)
 
 
 def _own_names(dataset: Any) -> list[str]:
     """Names that a data set, or the one of which it is a part, has for the classes of its items; empty for none."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "classes"):
         dataset = dataset.dataset
-    if _transform_of_targets(dataset) is not None and _says_classes(dataset):
-        made, own = _made_of_targets(dataset), _whole_numbers(dataset.targets)
+    if callable(getattr(dataset, "target_transform", None)) and _says_classes(dataset):
+        made, own = _without_reading(dataset), _whole_numbers(dataset.targets)
         if made is not None and (own is None or (made != own).any()):
             return []  # classes that are made of others have other names
     found = getattr(dataset, "classes", None)
     return [str(name) for name in found] if isinstance(found, Sized) and isinstance(found, Iterable) else []
 
 
-def _transform_of_targets(dataset: Any) -> Callable[[Any], Any] | None:
-    """What torchvision's data sets make the class of an item by, from the number in ``targets``."""
-    found = getattr(dataset, "target_transform", None)
-    return found if callable(found) else None
-
-
-def _items(dataset: Any) -> Iterator[Any]:
-    return (dataset[place] for place in range(checked_length(dataset, "data set")))
-
-
-def _given(dataset: Dataset[Any], labels: Callable[[Any], Any]) -> Ints:
+def _from_items(dataset: Any, label_of: Callable[[Any], Any], said: bool = False) -> Ints | None:
+    """Classes of the items by a function; ``None`` where one has none, unless they were said to have."""
     found = []
-    for place, item in enumerate(_items(dataset)):
+    for place in range(checked_length(dataset, "data set")):
+        item = dataset[place]
         try:
-            value = labels(item)
+            value = label_of(item)
         except Exception as error:  # of the user's own function, which may not say which item it was given
             error.add_note(f"while labels was called with item {place} of the data set")
             raise
         known = _whole_numbers([value])
-        if known is None:
+        if known is None and said:
             raise ValueError(
                 f"labels must give a whole number from 0 for every item of the data set, got {str(value)[:80]} for "
                 f"item {place}: correct labels"
             )
+        if known is None:
+            return None  # the others need not be read
         found.append(int(known[0]))
     return np.array(found, dtype=np.int64)
 
@@ -255,26 +213,13 @@ def _without_reading(dataset: Any) -> Ints | None:
         return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
     if not _says_classes(dataset):
         return None
-    return _made_of_targets(dataset) if _transform_of_targets(dataset) is not None else _whole_numbers(dataset.targets)
-
-
-def _made_of_targets(dataset: Any) -> Ints | None:
-    """Classes that a transform makes; those of ``targets`` where it makes something else of them, such as vectors."""
-    transform: Any = _transform_of_targets(dataset)
+    known, transform = _whole_numbers(dataset.targets), getattr(dataset, "target_transform", None)
+    if not callable(transform):
+        return known
+    # torchvision's data sets make the class of an item from the number; classes stay where it makes vectors of them.
     values = dataset.targets.tolist() if isinstance(dataset.targets, Tensor | np.ndarray) else dataset.targets
     made = _whole_numbers([transform(value) for value in values])
-    return _whole_numbers(dataset.targets) if made is None else made
-
-
-def _from_items(dataset: Dataset[Any]) -> Ints | None:
-    found = []
-    for item in _items(dataset):
-        label = _of_item(item)
-        known = None if label is None else _whole_numbers([label])
-        if known is None:
-            return None  # the others need not be read
-        found.append(int(known[0]))
-    return np.array(found, dtype=np.int64)
+    return known if made is None else made
 
 
 def _of_item(item: Any) -> Any:

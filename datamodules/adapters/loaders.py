@@ -13,9 +13,9 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
 
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
-from pfl_lightning.datamodules.adapters.sources import ItemSource, find_classes, source_of
-from pfl_lightning.datamodules.adapters.stages import StageLoaders, for_another_process, loaders_of, warn_of_other_items
-from pfl_lightning.datamodules.adapters.streams import CombinedSplit
+from pfl_lightning.datamodules.adapters.sources import ItemSource, evaluation_size, find_classes, source_of
+from pfl_lightning.datamodules.adapters.stages import StageLoaders, loaders_of, warn_of_other_items
+from pfl_lightning.datamodules.adapters.streams import joined
 from pfl_lightning.datamodules.clients.division import check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.counting import Ints, sizes_of
@@ -95,29 +95,26 @@ class FromLoaders(ItemDataModule):
                 f"{', '.join(sorted(given))}: the data module's own Datasets and loaders determine this, item by item; "
                 "set it there, or use FromLightning or FromDatasets, which read all items"
             )
-        super().__init__(partition, validation_share=0.1 if validation_share is None else validation_share, **kwargs)
-        self.datamodule = as_lightning(datamodule)
+        share = 0.1 if validation_share is None else validation_share
+        super().__init__(partition, [as_lightning(datamodule)], validation_share=share, **kwargs)
         self.labels, self.given_names, self._share_is_given = labels, class_names, validation_share is not None
         self._labeled, self.holds_out, self.shared_evaluation = True, True, False
         self._stages: dict[str, StageLoaders] = {}
         self._sources: dict[str, tuple[ItemSource, ...]] = {}
         self._items: list[int] = []
-        self._held: ItemSource | None = None
+        self.held_source: ItemSource | None = None  # what the training items that are held out are read by
         self._others: dict[str, list[list[Ints]]] = {}
         self._validation: list[Ints] | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Attribute of the wrapped data module, such as its vocabulary."""
-        own = self.__dict__.get("datamodule")
-        if own is None or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(own, name)
+    @property
+    def datamodule(self) -> LightningDataModule:
+        """The data module that is divided."""
+        return self._owners[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without Trainers."""
-        own = for_another_process(self.datamodule, self._ready is not None)
+        """State without loaders."""
         shapes = {name: replace(found, loaders=()) for name, found in self._stages.items()}
-        return {**super().__getstate__(), "datamodule": own, "_stages": shapes}
+        return {**super().__getstate__(), "_stages": shapes}
 
     def state_dict(self) -> dict[str, Any]:
         """What the wrapped data module keeps in checkpoints."""
@@ -126,10 +123,6 @@ class FromLoaders(ItemDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the wrapped data module what it had kept."""
         self.datamodule.load_state_dict(state_dict)
-
-    def prepare_data(self) -> None:
-        """Prepare the wrapped data module."""
-        self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
         """Set up the wrapped data module and divide its data sets among the clients, once.
@@ -177,11 +170,6 @@ class FromLoaders(ItemDataModule):
             if (batches := sized_len(loader)) is not None:
                 found[batches] = "training batches"
         return found
-
-    @property
-    def held_source(self) -> ItemSource | None:
-        """What the training items that are held out are read by."""
-        return self._held
 
     @property
     def evaluates_on_all(self) -> bool:
@@ -238,12 +226,10 @@ class FromLoaders(ItemDataModule):
             name: tuple(source_of(loader, own, name) for loader in found.loaders) for name, found in loaders.items()
         }
         self._items = [len(source.dataset) for source in self._sources["train"]]
-        sizes = self._sources["train"][0].batches
         held = source_of(loaders["train"].first, own, "train")  # with workers of its own: read while clients train, too
-        self._held = replace(held, order=None)
-        self.batch_size, self.drop_last = sizes.batch_size, sizes.drop_last
-        evaluated = self._sources.get("validation", self._sources.get("test", self._sources["train"]))[0].batches
-        self.eval_batch_size = evaluated.eval_batch_size
+        self.held_source = replace(held, order=None)
+        self.batch_size, self.drop_last = held.batches.batch_size, held.batches.drop_last
+        self.eval_batch_size = evaluation_size(self._sources)
         if len(loaders) == 1 and not self.holds_out:
             self.validation_share = 0.0
         elif len(loaders) == 1 and not self.partition.fixed_train:
@@ -254,21 +240,13 @@ class FromLoaders(ItemDataModule):
             )
         elif "validation" in loaders and not self._share_is_given:
             self.validation_share = 0.0
-        return self._samples()
-
-    def _samples(self) -> Samples:
-        found = find_classes(self._sources, self.partition, self.labels, self.given_names)
-        self._labeled, self._classes = found.are_known, found.by_stage
+        names, self._classes = find_classes(self._sources, self.partition, self.labels, self.given_names)
+        self._labeled, train = names is not None, torch.from_numpy(self._classes["train"][0])
         nothing = [None] if self.holds_out else self._classes["train"]  # for the rule's sake: see client_data
         tested = self._classes.get("test", self._classes.get("validation", nothing))[0]
         places = None if tested is None else torch.arange(len(tested))
-        return Samples(
-            torch.arange(len(self._classes["train"][0])),
-            torch.from_numpy(self._classes["train"][0]),
-            found.names,
-            places,
-            None if tested is None else torch.from_numpy(tested),
-        )
+        targets = None if tested is None else torch.from_numpy(tested)
+        return Samples(torch.arange(len(train)), train, names or ("0",), places, targets)
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
         """Splits of one client, made on demand without reading items.
@@ -282,31 +260,25 @@ class FromLoaders(ItemDataModule):
         own = super().client_data(client)
         alone = len(self._sources) == 1 and self.holds_out  # no loader has items for evaluations
         held = {"validation": own.validation.indices, "test": own.test.indices if alone else own.test.indices[:0]}
-        drawn = {"test" if "test" in self._sources else "validation": own.test.indices}
+        drawn: dict[str, Any] = {"test" if "test" in self._sources else "validation": own.test.indices}
         if self._validation is not None:
-            drawn["validation"] = torch.from_numpy(self._validation[client])
+            drawn["validation"] = self._validation[client]
         if len(own.validation):  # a share that was asked for
             drawn.pop("validation", None)
         parts = {name: self._split(name, client, indices) for name, indices in drawn.items() if name in self._sources}
-        found = {name: self._held_out(indices) for name, indices in held.items()} | parts
+        classes = torch.from_numpy(self._classes["train"][0])
+        assert self.held_source is not None
+        found = {name: ItemSplit(self.held_source, indices, classes) for name, indices in held.items()} | parts
         return ClientItems(self._split("train", client, own.train.indices), **found)
 
-    def _held_out(self, indices: torch.Tensor) -> ItemSplit:
-        """Items of the training set that are not trained on."""
-        assert self._held is not None
-        return ItemSplit(self._held, indices, torch.from_numpy(self._classes["train"][0]))
-
-    def _split(self, stage: str, client: int, indices: torch.Tensor) -> Any:
+    def _split(self, stage: str, client: int, indices: Any) -> Any:
         """A client's items of a stage, of all of its loaders."""
-        own = [indices, *(torch.from_numpy(lists[client]) for lists in self._others[stage])]
-        classes = [torch.from_numpy(array) for array in self._classes[stage]]
-        parts = [ItemSplit(*of) for of in zip(self._sources[stage], own, classes, strict=True)]
-        shape = self._stages[stage].shape
-        return parts[0] if shape is None else CombinedSplit(parts, shape)
+        own = [indices, *(lists[client] for lists in self._others[stage])]
+        return joined(self._sources[stage], own, self._classes[stage], self._stages[stage].shape)
 
     def sources(self) -> Iterator[ItemSource]:
         """The data sets with their loaders' settings."""
         for sources in self._sources.values():
             yield from sources
-        if self._held is not None:
-            yield self._held
+        if self.held_source is not None:
+            yield self.held_source

@@ -285,16 +285,10 @@ def _passes(sampler: Any, length: int) -> list[set[int]]:
             return []
         try:
             with seeded_draws(torch.Generator().manual_seed(epoch), own, epoch):
-                found.append(_flat(ending(own, length)))
+                given = (one if isinstance(one, LISTS) and not _is_place(one) else [one] for one in ending(own, length))
+                found.append({int(place) for each in given for place in each})
         except Exception:  # of the user's code; without an end, or no numbers: said where its items are read
             return []
-    return found
-
-
-def _flat(given: Iterable[Any]) -> set[int]:
-    found: set[int] = set()
-    for one in given:
-        found.update(map(int, one if isinstance(one, LISTS) and not _is_place(one) else [one]))
     return found
 
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pfl_lightning.data import checked_length
 from pfl_lightning.datamodules.adapters.items import ClientItems, ItemDataModule, ItemSplit
-from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, known_names
-from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, filled, source_of
-from pfl_lightning.datamodules.adapters.stages import GivenLoaders, StageLoaders, for_another_process, loaders_of
-from pfl_lightning.datamodules.adapters.streams import CombinedSplit, StreamSplit
+from pfl_lightning.datamodules.adapters.labels import classes_of, dataset_of_all_classes, names_of_classes
+from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, evaluation_size, filled, source_of
+from pfl_lightning.datamodules.adapters.stages import GivenLoaders, StageLoaders, loaders_of
+from pfl_lightning.datamodules.adapters.streams import joined
 from pfl_lightning.datamodules.adapters.workers import OneAtATime
-from pfl_lightning.datamodules.clients.division import split_validation
+from pfl_lightning.datamodules.clients.division import Division, split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.counting import Ints, split_by_sizes
+from pfl_lightning.datamodules.clients.views import ClientView
+from pfl_lightning.datamodules.counting import Ints, Labels, sizes_of, split_by_sizes
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.older_package import as_lightning
@@ -71,44 +71,25 @@ class FromSilos(ItemDataModule):
     ) -> None:
         if not silos:
             raise ValueError("there are no silos: give one LightningDataModule, DataLoader or Dataset a client")
-        super().__init__(
-            AsGiven(len(silos)), batch_size, validation_share=validation_share, novel_clients=novel_clients, seed=seed
-        )
-        self.silos = [as_datamodule(silo, client, batch_size) for client, silo in enumerate(silos)]
+        owners = [as_datamodule(silo, client, batch_size) for client, silo in enumerate(silos)]
+        options: dict[str, Any] = {"novel_clients": novel_clients, "seed": seed}
+        super().__init__(AsGiven(len(silos)), owners, batch_size, validation_share=validation_share, **options)
         self._sources: list[dict[str, tuple[ItemSource, ...]]] = []
         self._shapes: list[dict[str, CombinedLoader | None]] = []
         self._batches: list[BatchSizes] = []
-        self._classes: list[dict[str, list[Tensor]]] = []
-        self._starts: list[int] = []
+        self._classes: list[dict[str, list[Ints]]] = []
         self._turns: dict[str, list[OneAtATime]] = {}
         self._labeled = False
 
-    def __getattr__(self, name: str) -> Any:
-        """Attribute of the first data module, such as its vocabulary."""
-        own = self.__dict__.get("silos")
-        if not own or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(own[0], name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State without Trainers."""
-        silos = [for_another_process(silo, self._ready is not None) for silo in self.silos]
-        return {**super().__getstate__(), "silos": silos}
-
     def state_dict(self) -> dict[str, Any]:
         """What the data modules keep in checkpoints, by their numbers."""
-        found = {str(client): silo.state_dict() for client, silo in enumerate(self.silos)}
+        found = {str(client): silo.state_dict() for client, silo in enumerate(self._owners)}
         return {client: state for client, state in found.items() if state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the data modules what they had kept."""
         for client, state in state_dict.items():
-            self.silos[int(client)].load_state_dict(state)
-
-    def prepare_data(self) -> None:
-        """Prepare the data modules."""
-        for silo in self.silos:
-            silo.prepare_data()
+            self._owners[int(client)].load_state_dict(state)
 
     def load(self) -> Samples:
         """Set up the data modules; the samples are the positions of the items, one client's after another's.
@@ -117,7 +98,7 @@ class FromSilos(ItemDataModule):
             TypeError: If a loader is no DataLoader; a note names the client.
             PartitionError: If ``drop_last`` leaves a client no batch.
         """
-        for client, silo in enumerate(self.silos):
+        for client, silo in enumerate(self._owners):
             try:
                 loaders = loaders_of(silo, self.trainer, streams=True)
             except Exception as error:  # of the user's own code, which may not say whose data it has read
@@ -126,13 +107,13 @@ class FromSilos(ItemDataModule):
             self._add(client, silo, loaders)
         self.batch_size, self.eval_batch_size = self._batches[0].batch_size, self._batches[0].eval_batch_size
         names = self._find_classes()
-        tested = [own["test"][0] if "test" in own else torch.empty(0, dtype=torch.int64) for own in self._classes]
-        self._divide([own["train"][0] for own in self._classes], [len(own) for own in tested])
-        targets, test_targets = torch.cat([own["train"][0] for own in self._classes]), torch.cat(tested)
-        positions = torch.arange(len(targets))
-        if not len(test_targets):
-            return Samples(positions, targets, names)
-        return Samples(positions, targets, names, torch.arange(len(test_targets)), test_targets)
+        targets, tested = (torch.from_numpy(np.concatenate(self._items(stage))) for stage in ("train", "test"))
+        places = torch.arange(len(tested)) if len(tested) else None
+        return Samples(torch.arange(len(targets)), targets, names, places, None if places is None else tested)
+
+    def _items(self, stage: str) -> list[Ints]:
+        """Classes of the items of each client's first loader of a stage."""
+        return [own[stage][0] if stage in own else np.empty(0, dtype=np.int64) for own in self._classes]
 
     def _add(self, client: int, silo: LightningDataModule, loaders: dict[str, StageLoaders]) -> None:
         """Note what a client brings."""
@@ -146,8 +127,7 @@ class FromSilos(ItemDataModule):
                     checked_length(source.dataset, f"{name} set of client {client}")
         self._sources.append(own)
         self._shapes.append({name: found.shape for name, found in loaders.items()})
-        evaluated = own.get("validation", own.get("test", own["train"]))[0].batches
-        self._batches.append(replace(own["train"][0].batches, eval_batch_size=evaluated.eval_batch_size))
+        self._batches.append(replace(own["train"][0].batches, eval_batch_size=evaluation_size(own)))
 
     def _find_classes(self) -> tuple[str, ...]:
         """Names of the classes, if all data sets tell them without being read."""
@@ -159,33 +139,29 @@ class FromSilos(ItemDataModule):
         names: tuple[str, ...] | None = None
         if all(classes is not None for of in sets.values() for classes in of):
             named = dataset_of_all_classes([own["train"][0].dataset for own in self._sources])
-            joined = {name: np.concatenate([one for one in of if one is not None]) for name, of in sets.items()}
-            names = known_names(None, named, joined)
+            all_of_stage = {name: np.concatenate([one for one in of if one is not None]) for name, of in sets.items()}
+            with suppress(ValueError):  # whole numbers that cannot be classes are none
+                names = names_of_classes(None, named, all_of_stage)
         self._labeled = names is not None
-        for sources, own in zip(self._sources, found, strict=True):
-            arrays = filled(sources, own, self._labeled)
-            self._classes.append({name: [torch.from_numpy(array) for array in of] for name, of in arrays.items()})
+        self._classes = [filled(*of, self._labeled) for of in zip(self._sources, found, strict=True)]
         return names or ("0",)
 
-    def _divide(self, classes: list[Tensor], test_sizes: list[int]) -> None:
-        """Tell the rule which positions are whose."""
-        sizes, labels = np.array([len(own) for own in classes]), torch.cat(classes).numpy()
+    def _divide(self, samples: Samples) -> Division:
+        labels, sizes = samples.train_targets.numpy(), sizes_of(self._items("train"))
         whole = split_by_sizes(np.arange(len(labels)), sizes)
         train, validation = split_validation(labels, whole, self.validation_share, self.seed)
         for client, sources in enumerate(self._sources):
-            if "validation" in sources or _is_read_whole(sources["train"][0]):
+            if "validation" in sources or sources["train"][0].is_read_whole:
                 train[client], validation[client] = whole[client], whole[client][:0]
-        for client in range(len(train)):
-            own = self._batches[client]
-            if own.drop_last and len(train[client]) < own.batch_size:
+            own, number = self._batches[client], len(train[client])
+            if own.drop_last and number < own.batch_size:
                 raise PartitionError(
-                    f"drop_last leaves client {client} no batch: it has {len(train[client])} training samples, its "
-                    f"batch_size is {own.batch_size}; lower it to at most {len(train[client])}"
+                    f"drop_last leaves client {client} no batch: it has {number} training samples, its batch_size is "
+                    f"{own.batch_size}; lower it to at most {number}"
                 )
-        test = split_by_sizes(np.arange(sum(test_sizes)), np.array(test_sizes))
-        assert isinstance(self.partition, AsGiven)
-        self.partition.train, self.partition.validation, self.partition.test = train, validation, test
-        self._starts = [int(own[0]) for own in whole]
+        sizes = sizes_of(self._items("test"))
+        test, none = split_by_sizes(np.arange(sizes.sum()), sizes), [own[:0] for own in whole]
+        return Division(samples, train, validation, test, none, tuple(ClientView() for _ in whole))
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
         """Splits of one client, made on demand without reading items.
@@ -196,29 +172,17 @@ class FromSilos(ItemDataModule):
         Raises:
             IndexError: If there is no such client.
         """
-        own = super().client_data(client)
-        start, sources = self._starts[client], self._sources[client]
-        train, held = own.train.indices - start, own.validation.indices - start
-        classes = self._classes[client]
-        if "validation" in sources:
-            validation = self._split(client, "validation", torch.arange(len(classes["validation"][0])))
-        else:
-            validation = ItemSplit(sources["train"][0], held, classes["train"][0])
-        test = ItemSplit(sources["train"][0], held[:0], classes["train"][0])
-        if "test" in sources:
-            test = self._split(client, "test", torch.arange(len(own.test.indices)))
-        return ClientItems(self._split(client, "train", train), validation, test, self._batches[client])
-
-    def _split(self, client: int, stage: str, indices: Tensor) -> Any:
-        """A client's items of a stage, of all of its loaders; of the first those that are named."""
-        classes, sources = self._classes[client][stage], self._sources[client][stage]
-        each = [indices, *(torch.arange(len(other)) for other in classes[1:])]
-        parts = [
-            (StreamSplit if _is_read_whole(source) else ItemSplit)(source, own, of)
-            for source, own, of in zip(sources, each, classes, strict=True)
-        ]
-        shape = self._shapes[client][stage]
-        return parts[0] if shape is None else CombinedSplit(parts, shape)
+        own, sources, classes = super().client_data(client), self._sources[client], self._classes[client]
+        start = int(sizes_of(self._items("train"))[:client].sum())
+        first = (sources["train"][0], torch.from_numpy(classes["train"][0]))
+        held = own.validation.indices - start
+        parts = {"validation": ItemSplit(first[0], held, first[1]), "test": ItemSplit(first[0], held[:0], first[1])}
+        for stage, of in sources.items():
+            each = [torch.arange(len(other)) for other in classes[stage]]
+            if stage == "train":
+                each[0] = own.train.indices - start
+            parts[stage] = joined(of, each, classes[stage], self._shapes[client][stage])
+        return ClientItems(**parts, batches=self._batches[client])
 
     def sources(self) -> Iterator[ItemSource]:
         """The data sets with their loaders' settings."""
@@ -227,34 +191,15 @@ class FromSilos(ItemDataModule):
                 yield from sources
 
 
-def _is_read_whole(source: ItemSource) -> bool:
-    """Whether items come from a loader or stream of the client's as it is, in which they have no numbers."""
-    return source.loader is not None or isinstance(source.dataset, IterableDataset)
-
-
 class AsGiven(Partitioner):
     """The clients' samples as they are given; there is no rule."""
 
     needs_labels = False
     fixed_train = fixed_test = True
 
-    def __init__(self, num_clients: int) -> None:
-        super().__init__(num_clients)
-        self.train: list[Ints] = []
-        self.validation: list[Ints] = []
-        self.test: list[Ints] = []
-
-    def partition(self, labels: npt.NDArray[Any]) -> list[Ints]:
-        """The training samples."""
-        return self.train
-
-    def partition_test(self, *args: Any, **kwargs: Any) -> list[Ints]:
-        """The test samples."""
-        return self.test
-
-    def fixed_validation(self) -> list[Ints]:
-        """The samples that are held out."""
-        return self.validation
+    def partition(self, labels: Labels) -> list[Ints]:
+        """Refuse: the data module itself knows what is whose."""
+        raise PartitionError("silos are divided already: there is no rule that divides other samples")
 
 
 def as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from pfl_lightning.data import checked_length
-from pfl_lightning.datamodules.adapters.labels import classes_of, known_names
+from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
 from pfl_lightning.datamodules.adapters.samplers import (
     LISTS,
     WHOLE,
@@ -110,6 +110,11 @@ class ItemSource:
     evaluated: bool = False
     loader: Any = None
     by: By = "items"
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether items come from a loader or stream of the client's as it is, in which they have no numbers."""
+        return self.loader is not None or isinstance(self.dataset, IterableDataset)
 
     def read(
         self, batches: Sequence[list[int]], generator: torch.Generator | None, seeded: bool = False
@@ -260,28 +265,12 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class LoaderClasses:
-    """Classes of the items of all loaders.
-
-    Attributes:
-        are_known: Whether items have classes.
-        names: Their names; one where there are none.
-        by_stage: The class of every item of each data set of a stage; 0 where there are none.
-    """
-
-    are_known: bool
-    names: tuple[str, ...]
-    by_stage: dict[str, list[Ints]]
-
-
 def find_classes(
-    sources: Sources,
-    partition: Partitioner,
-    labels: Callable[[Any], Any] | None,
-    class_names: Sequence[str] | None,
-) -> LoaderClasses:
-    """The classes of all items; no item is read for them unless the rule needs them.
+    sources: Sources, partition: Partitioner, labels: Callable[[Any], Any] | None, class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, dict[str, list[Ints]]]:
+    """Names of the classes, if items have some, and the class of every item of each data set of a stage.
+
+    No item is read for them unless the rule needs them.
 
     Args:
         sources: The data sets of each stage.
@@ -305,7 +294,9 @@ def find_classes(
         number, items = len(np.unique(known["train set"])), len(known["train set"])
         alone = list(sources) == ["train"] and number == items
         if said or read or not (alone or (items >= 100 and 2 * number > items)):
-            names = known_names(class_names, sources["train"][0].dataset, known, said)
+            ignored: tuple[type[Exception], ...] = () if said else (ValueError,)
+            with suppress(*ignored):  # whole numbers that cannot be classes are none
+                names = names_of_classes(class_names, sources["train"][0].dataset, known)
     elif partition.needs_labels:
         without = next(name for name in sets if name not in known)
         raise PartitionError(
@@ -313,22 +304,26 @@ def find_classes(
             "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
             "the first of several labels. For a regression use IID, or Quantity on top of it"
         )
-    return LoaderClasses(names is not None, names or ("0",), filled(sources, found, names is not None))
-
-
-def one_class(source: ItemSource) -> Ints:
-    """The class 0 for every item, where items have none; of a stream of unknown length for one item."""
-    if isinstance(source.dataset, IterableDataset) and not hasattr(source.dataset, "__len__"):
-        return np.zeros(1, dtype=np.int64)
-    return np.zeros(checked_length(source.dataset, "data set"), dtype=np.int64)
+    return names, filled(sources, found, names is not None)
 
 
 def filled(sources: Sources, found: Mapping[str, Sequence[Ints | None]], are_known: bool) -> dict[str, list[Ints]]:
     """The class of every item of each data set of a stage; 0 where it has none, or none are known."""
     return {
         name: [
-            classes if are_known and classes is not None else one_class(source)
+            classes if are_known and classes is not None else np.zeros(_length_of(source.dataset), dtype=np.int64)
             for source, classes in zip(own, found[name], strict=True)
         ]
         for name, own in sources.items()
     }
+
+
+def _length_of(dataset: Any) -> int:
+    """Number of items; 1 for a stream of unknown length."""
+    unknown = isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__")
+    return 1 if unknown else checked_length(dataset, "data set")
+
+
+def evaluation_size(sources: Sources) -> int:
+    """Items in a batch of evaluations, by the loader of the first stage that has one."""
+    return sources.get("validation", sources.get("test", sources["train"]))[0].batches.eval_batch_size

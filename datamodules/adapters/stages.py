@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,10 +26,6 @@ EVALUATED: Literal["sequential"] = "sequential"
 
 TRAINED: Literal["max_size_cycle"] = "max_size_cycle"
 """How a Trainer combines loaders, where it is not said."""
-
-
-class _Leaf:
-    """The place of a loader."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class StageLoaders:
         if not isinstance(given, CombinedLoader):
             given = CombinedLoader(given, TRAINED if training else EVALUATED)
         places = CombinedLoader(given.iterables, combining_mode(given))
-        places.flattened = [_Leaf() for _ in given.flattened]
+        places.flattened = [object() for _ in given.flattened]
         return cls(tuple(given.flattened), places)
 
 
@@ -208,7 +205,8 @@ def loaders_of(
         loader = _test_loader(datamodule, trainer) if stage == "test" else getattr(datamodule, name)()
         if loader is not None and not (isinstance(loader, list | tuple | dict) and not loader):
             found = checked(loader, name, streams)
-            if any(_has_items(own) for own in found.loaders):
+            # Without items there is nothing to evaluate; a stream may have some.
+            if any(isinstance(own.dataset, IterableDataset) or len(own.dataset) > 0 for own in found.loaders):
                 loaders[stage] = found
     datamodule.trainer = None
     return loaders
@@ -239,12 +237,6 @@ def _test_loader(datamodule: LightningDataModule, trainer: Any) -> Any:
         for owner, own in zip(owners, before, strict=True):
             again = {name for name in made_again(own, vars(owner)) if id(vars(owner)[name]) not in tested}
             vars(owner).update({name: own[name] for name in again})
-
-
-def _has_items(loader: Any) -> bool:
-    """Whether there is something to evaluate."""
-    dataset = loader.dataset
-    return not (hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0)
 
 
 def checked(given: Any, name: str, streams: bool) -> StageLoaders:
@@ -288,33 +280,19 @@ def warn_of_other_items(
         items: Their numbers of items then.
         trainer: The Trainer of the fit.
     """
-    found = [len(dataset) for dataset in divided]
-    if found == list(items) and not isinstance(datamodule, GivenLoaders):
-        found = _items_now(datamodule, trainer) or found
-    if found == list(items):
-        return
-    name = "the training loader" if isinstance(datamodule, GivenLoaders) else type(datamodule).__name__
-    now = " and ".join(map(str, found))
-    warnings.warn(
-        f"{name} has {now} training items now, and had {' and '.join(map(str, items))} when they were divided "
-        "among the clients, which go on with those: for the new ones to count, give another instance with them, which "
-        "is divided again (with federate: call it again)",
-        stacklevel=2,
-    )
-
-
-def _items_now(datamodule: LightningDataModule, trainer: Any) -> list[int]:
-    """Numbers of items of the training loaders that a plain fit would get now; none where they cannot be asked for.
-
-    A shallow copy is asked: the data module keeps the Datasets that the clients have.
-    """
-    own = copy.copy(datamodule)
-    own.trainer = trainer
-    with isolate_rng():
-        try:
+    found, given = [len(dataset) for dataset in divided], isinstance(datamodule, GivenLoaders)
+    if found == list(items) and not given:
+        own = copy.copy(datamodule)  # the data module keeps the Datasets that the clients have
+        own.trainer = trainer
+        with isolate_rng(), suppress(Exception):  # whatever the user's code raises
             own.setup("fit")
-            return [
-                len(loader.dataset) for loader in checked(own.train_dataloader(), "train_dataloader", False).loaders
-            ]
-        except Exception:  # whatever the user's code raises
-            return []
+            loaders = checked(own.train_dataloader(), "train_dataloader", False).loaders
+            found = [len(loader.dataset) for loader in loaders]
+    if found != list(items):
+        warnings.warn(
+            f"{'the training loader' if given else type(datamodule).__name__} has {' and '.join(map(str, found))} "
+            f"training items now, and had {' and '.join(map(str, items))} when they were divided among the clients, "
+            "which go on with those: for the new ones to count, give another instance with them, which is divided anew "
+            "(with federate: call it again)",
+            stacklevel=2,
+        )

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
+from pfl_lightning.datamodules.adapters.sources import ItemSource
 from pfl_lightning.datamodules.adapters.workers import iterates_by_itself
+from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.lightning_private import combining_mode
 
 
@@ -123,6 +125,7 @@ class CombinedSplit:
         >>> from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource
         >>> source = ItemSource([0, 1, 2, 3], default_collate, batches=BatchSizes(2, 2, False))
         >>> parts = [ItemSplit(source, torch.tensor(own), torch.zeros(4)) for own in ([0, 1, 2], [3])]
+        >>> from torch.utils.data import DataLoader
         >>> from pfl_lightning.datamodules.adapters.stages import StageLoaders
         >>> shape = StageLoaders.of({"a": DataLoader([0]), "b": DataLoader([0])}, training=True).shape
         >>> for batch in CombinedSplit(parts, shape).loader(2).batches():
@@ -216,3 +219,21 @@ class CombinedBatches(CombinedLoader):
     def with_inputs(self, inputs: Tensor) -> Any:
         """Refuse, as :class:`ItemLoader` does."""
         return self.flattened[0].with_inputs(inputs)
+
+
+def joined(
+    sources: Sequence[ItemSource], indices: Sequence[Any], classes: Sequence[Ints], shape: CombinedLoader | None
+) -> Any:
+    """One client's items of a stage: those of its loader, or of several, combined.
+
+    Args:
+        sources: What the loaders read.
+        indices: The client's items of each.
+        classes: Class of every item of each.
+        shape: How they are combined; ``None`` for a single loader.
+    """
+    parts = [
+        (StreamSplit if source.is_read_whole else ItemSplit)(source, torch.as_tensor(own), torch.from_numpy(of))
+        for source, own, of in zip(sources, indices, classes, strict=True)
+    ]
+    return parts[0] if shape is None else CombinedSplit(parts, shape)

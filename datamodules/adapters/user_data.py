@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from pfl_lightning.data import LABEL_KEYS, checked_length
-from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, check_used_labels, names_of_classes
+from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, names_of_classes
 from pfl_lightning.datamodules.adapters.sources import selection_of
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
@@ -66,6 +66,8 @@ class FromDatasets(FederatedDataModule):
         (10, (3, 8, 8), [20, 20, 20])
     """
 
+    read_once = ("train", "test", "unlabeled")
+
     def __init__(
         self,
         partition: Partitioner,
@@ -85,11 +87,6 @@ class FromDatasets(FederatedDataModule):
         self.test = test
         self.unlabeled = unlabeled
         self.given_names = class_names
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State without the data sets once they are read."""
-        read = {"train": None, "test": None, "unlabeled": None} if self._ready is not None else {}
-        return {**super().__getstate__(), **read}
 
     def load(self) -> Samples:
         """Read every item once.
@@ -136,6 +133,8 @@ class FromLightning(FederatedDataModule):
         (20, 20)
     """
 
+    read_once = ("datamodule",)
+
     def __init__(
         self,
         partition: Partitioner,
@@ -148,11 +147,6 @@ class FromLightning(FederatedDataModule):
         super().__init__(partition, batch_size, **kwargs)
         self.datamodule = as_lightning(datamodule)
         self.given_names = class_names
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State without the wrapped data module once it is read."""
-        read = {"datamodule": None} if self._ready is not None else {}
-        return {**super().__getstate__(), **read}
 
     def load(self) -> Samples:
         """Prepare the wrapped data module and read its data sets once.
@@ -199,11 +193,9 @@ def read_datasets(
     inputs, targets = read_dataset(train, "training set", keys=keys)
     test_inputs, test_targets = (None, None) if test is None else read_dataset(test, "test set", keys=keys)
     sets = {"training set": targets.numpy()} | ({} if test_targets is None else {"test set": test_targets.numpy()})
-    names = names_of_classes(class_names, train, sets.values())
     if test is not None:
         check_numbered_alike(train, test)
-    if class_names is None:
-        check_used_labels(names, sets, refuse=True)
+    names = names_of_classes(class_names, train, sets, refuse=True)
     return Samples(inputs, targets, names, test_inputs, test_targets)
 
 
@@ -261,7 +253,8 @@ def read_dataset(
             )
         inputs.append(value)
         targets.append(target)
-    if any(not _same(read(place)[0], inputs[place]) for place in range(min(8, len(items)))):
+    again = ((read(place)[0], inputs[place]) for place in range(min(8, len(items))))
+    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in again):
         warnings.warn(
             f"the {what} gives a different input each time it is read: a random transform in it is frozen, as items "
             "are read once. Remove the transform and set augment, which draws again for every batch",
@@ -270,11 +263,6 @@ def read_dataset(
     stacked = torch.stack(inputs)
     stacked = stacked.float() if stacked.dtype == torch.float64 else stacked
     return stacked, torch.tensor(targets, dtype=torch.int64)
-
-
-def _same(one: Tensor, two: Tensor) -> bool:
-    """True if two inputs are equal, with NaN equal to NaN."""
-    return one.shape == two.shape and bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 
 def _parts(item: Any, keys: Keys | None, labeled: bool, where: str) -> tuple[Any, int]:

@@ -221,17 +221,9 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _tasks(batches: Sequence[list[int]], generator: torch.Generator | None) -> list[tuple[list[int], int]]:
-    first = _peek(generator)
+    """Places of the items of each batch with its seed: from a number that the generator would give next."""
+    first = 0 if generator is None else int(torch.randint(2**32, (), generator=generator.clone_state()))
     return [(places, (first + number) % 2**32) for number, places in enumerate(batches)]
-
-
-def _peek(generator: torch.Generator | None) -> int:
-    """A number that a generator would give next."""
-    if generator is None:
-        return 0
-    other = torch.Generator()
-    other.set_state(generator.get_state())
-    return int(torch.randint(2**32, (), generator=other))
 
 
 class Kept:
@@ -305,7 +297,7 @@ def plain_values(datasets: Sequence[Any]) -> Values:
     """Numbers, strings and small containers of them among the attributes, copied.
 
     Example:
-        >>>         >>> class Curriculum:
+        >>> class Curriculum:
         ...     level = 0
         >>> items = Curriculum()
         >>> items.level, items.files = 3, ["a.png"] * 1000

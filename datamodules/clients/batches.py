@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 
 if TYPE_CHECKING:
@@ -156,7 +157,6 @@ class BatchLoader:
         self,
         split: ClientSplit,
         batch_size: int,
-        *,
         device: torch.device,
         generator: torch.Generator | None,
         shuffle: bool,
@@ -168,10 +168,8 @@ class BatchLoader:
         self.views = views
         self.num_samples = len(split)
         self.augmented = augment and len(split.transform.augmentations) > 0
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if views < 1:
-            raise ValueError(f"views must be at least 1, got {views}: 1 for plain batches, 2 for pairs of views")
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("views", views, 1)
         if generator is None and (shuffle or self.augmented):
             raise ValueError("a loader that shuffles or augments needs a generator: pass generator=torch.Generator()")
         if drop_last and batch_size > self.num_samples:

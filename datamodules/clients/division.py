@@ -190,10 +190,12 @@ def divide(
     if validation is None:
         own, validation = split_validation(labels, own, validation_share, seed)
     unlabeled = assign_unlabeled(rule, samples.num_unlabeled, novel, seed)
-    lists = ([np.array(one, dtype=np.int64) for one in each] for each in (own, validation, test, unlabeled))
+    train, validation, test, unlabeled = (
+        [np.array(one, dtype=np.int64) for one in each] for each in (own, validation, test, unlabeled)
+    )
     views = tuple(rule.client_view(client, len(samples.class_names)) for client in range(rule.num_clients))
     check_views(views, samples.train_inputs.shape[1:])
-    return Division(samples, *lists, views)
+    return Division(samples, train, validation, test, unlabeled, views)
 
 
 def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: int) -> tuple[list[Ints], list[Ints]]:

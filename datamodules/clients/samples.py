@@ -64,26 +64,30 @@ class Samples:
 
     def __post_init__(self) -> None:
         """Check that inputs, targets, class names and domains belong together."""
-        for name in ("train_inputs", "test_inputs", "unlabeled_inputs", "public_inputs"):
-            object.__setattr__(self, name, _with_channel(getattr(self, name)))
-        _check_pairs("training", self.train_inputs, self.train_targets, len(self.class_names))
         if (self.test_inputs is None) != (self.test_targets is None):
             raise ValueError("test_inputs and test_targets must be given together, or neither")
-        if self.test_inputs is not None and self.test_targets is not None:
-            _check_pairs("test", self.test_inputs, self.test_targets, len(self.class_names))
-            _check_alike("test", self.test_inputs, self.train_inputs)
+        for name, what in (("train", "training"), ("test", "test"), ("unlabeled", "unlabeled"), ("public", "public")):
+            inputs, targets = getattr(self, f"{name}_inputs"), getattr(self, f"{name}_targets", None)
+            if inputs is None:
+                continue
+            # Gray images of bytes without an axis for channels get one, or their rows would be taken for it.
+            if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.ndim == 3:
+                inputs = inputs.unsqueeze(1)
+                object.__setattr__(self, f"{name}_inputs", inputs)
+            if name == "train" or targets is not None:
+                _check_pairs(what, inputs, targets, len(self.class_names))
+            like = self.train_inputs
+            if inputs.shape[1:] != like.shape[1:] or inputs.dtype != like.dtype:  # bytes alone are divided by 255
+                raise ValueError(
+                    f"training inputs are {like.dtype} of shape {tuple(like.shape[1:])}, {what} inputs {inputs.dtype} "
+                    f"of shape {tuple(inputs.shape[1:])}: both must be the same"
+                )
         if self.train_domains is not None:
             _check_domains(self.train_domains, len(self.train_targets), len(self.domain_names))
-        if self.unlabeled_inputs is not None:
-            _check_alike("unlabeled", self.unlabeled_inputs, self.train_inputs)
-        if self.public_inputs is not None:
-            _check_alike("public", self.public_inputs, self.train_inputs)
-            if self.public_targets is not None:
-                _check_pairs("public", self.public_inputs, self.public_targets, len(self.class_names))
-            if wrong := len(broken_places(self.public_inputs)):  # of one client's own, that client is left out
-                raise ValueError(
-                    f"{wrong} of {len(self.public_inputs)} public samples hold NaN or infinite numbers: leave them out"
-                )
+        if self.public_inputs is not None and (wrong := len(broken_places(self.public_inputs))):
+            raise ValueError(  # of one client's own, that client is left out
+                f"{wrong} of {len(self.public_inputs)} public samples hold NaN or infinite numbers: leave them out"
+            )
 
     @property
     def num_unlabeled(self) -> int:
@@ -110,13 +114,6 @@ def digest(inputs: Tensor) -> bytes:
     items = inputs[places].contiguous().cpu()
     content = items.reshape(-1).view(torch.uint8).numpy().tobytes() if items.numel() else b""
     return repr((tuple(inputs.shape), str(inputs.dtype))).encode() + content
-
-
-def _with_channel(inputs: Tensor | None) -> Tensor | None:
-    """The inputs; gray images of bytes without an axis for channels get one, or their rows would be taken for it."""
-    if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.ndim == 3:
-        return inputs.unsqueeze(1)
-    return inputs
 
 
 def broken_places(inputs: Tensor) -> list[int]:
@@ -156,15 +153,6 @@ def warn_of_samples(samples: Samples, *lists: Sequence[Ints]) -> None:
             f"all {len(samples.train_targets)} training items have class {int(classes)}, so that any model that always "
             "answers with it is right: correct the labels, or give items of other classes",
             stacklevel=3,
-        )
-
-
-def _check_alike(what: str, others: Tensor, inputs: Tensor) -> None:
-    """Refuse inputs of another shape or type: bytes alone are divided by 255."""
-    if others.shape[1:] != inputs.shape[1:] or others.dtype != inputs.dtype:
-        raise ValueError(
-            f"training inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, {what} inputs "
-            f"{others.dtype} of shape {tuple(others.shape[1:])}: both must be the same"
         )
 
 

@@ -144,16 +144,7 @@ class ClientSplit:
         Raises:
             ValueError: If an argument is out of range, a generator is missing, or no batch would be left.
         """
-        return BatchLoader(
-            self,
-            batch_size,
-            device=torch.device(device),
-            generator=generator,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            augment=augment,
-            views=views,
-        )
+        return BatchLoader(self, batch_size, torch.device(device), generator, shuffle, drop_last, augment, views)
 
 
 class PublicSplit(ClientSplit):

@@ -130,12 +130,8 @@ def views_to_bytes(views: Sequence[ClientView]) -> bytes:
     """Bytes of all views, the same on every machine; empty if every client sees the samples as stored."""
     if all(view.is_identity for view in views):
         return b""
-    pieces = []
-    for view in views:
-        label_map = np.array(view.label_map or (), dtype="<i8")
-        pieces += [np.array(view.rotation, dtype="<f8").tobytes(), np.array(len(label_map), "<i8").tobytes()]
-        pieces.append(label_map.tobytes())
-    return b"".join(pieces)
+    rows = [(np.array(view.rotation, dtype="<f8"), view.label_map or ()) for view in views]
+    return b"".join(turned.tobytes() + np.array([len(own), *own], dtype="<i8").tobytes() for turned, own in rows)
 
 
 def views_to_arrays(views: Sequence[ClientView]) -> dict[str, npt.NDArray[Any]]:

@@ -144,7 +144,6 @@ DOMAINNET_10 = (
     "wine_glass",
     "zebra",
 )
-CLASS_LISTS = {"domainnet10": DOMAINNET_10}
 
 
 class DomainFolders(ImageFolder):
@@ -179,9 +178,14 @@ class DomainFolders(ImageFolder):
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, root=root, **kwargs)
-        _check_names("domains", domains)
-        self.domains = domains
-        self.classes = _class_list(classes)
+        classes = list(DOMAINNET_10) if classes == "domainnet10" else classes
+        for what, names in (("domains", domains), ("classes", classes)):
+            if isinstance(names, str) or (names is not None and (not names or len(set(names)) < len(names))):
+                raise ValueError(
+                    f"{what} must be a list of different names, at least one, or null for all (classes may be "
+                    f"'domainnet10'), got {names!r}"
+                )
+        self.domains, self.classes = domains, classes
 
     def load(self) -> Samples:
         """List the files, then decode them or read the cache.
@@ -243,31 +247,16 @@ def find_classes(folders: Mapping[str, Sequence[str]], root: Path, chosen: Seque
     held = Counter(name for own in folders.values() for name in own)
     usual = sorted(chosen) if chosen is not None else [name for name in sorted(held) if 2 * held[name] > len(folders)]
     for domain, own in folders.items():
-        missing = sorted(set(usual) - set(own))
-        extra = sorted(set(own) - set(usual)) if chosen is None else []
+        missing, extra = sorted(set(usual) - set(own)), sorted(set(own) - set(usual)) if chosen is None else []
         if missing or extra:
             common = [name for name in sorted(held) if held[name] == len(folders)]
             raise ValueError(
-                f"the domain {domain!r} in {root} differs in classes from "
+                f"the domain {domain!r} in {root} has other classes than "
                 f"{'most domains' if chosen is None else 'those asked for'}: missing {_some(missing)}, extra "
                 f"{_some(extra)}; set 'classes' to classes that every domain has ({_some(common)}), or 'domains' to "
                 "folders that belong together"
             )
     return usual
-
-
-def _class_list(classes: list[str] | str | None) -> list[str] | None:
-    if isinstance(classes, str):
-        if classes not in CLASS_LISTS:
-            raise ValueError(f"classes must be a list of names or one of {', '.join(CLASS_LISTS)}, got {classes!r}")
-        return list(CLASS_LISTS[classes])
-    _check_names("classes", classes)
-    return classes
-
-
-def _check_names(what: str, names: list[str] | None) -> None:
-    if names is not None and (not names or len(set(names)) < len(names)):
-        raise ValueError(f"{what} must be different names, at least one, or null for all; got {names}")
 
 
 def _some(names: Sequence[str], most: int = 8) -> str:

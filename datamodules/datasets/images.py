@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +115,7 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
 
 
 def load_images(
-    files: list[ImageFile], root: Path, image_size: int | None, cache_dir: Path | None, choice: str = ""
+    files: list[ImageFile], root: Path, image_size: int | None, cache_dir: Path, choice: str = ""
 ) -> Pixels:
     """Decode images, or read them from the cache if it was made of the same files.
 
@@ -123,19 +123,17 @@ def load_images(
         files: The images.
         root: Folder that contains all files; names the cache.
         image_size: Side to which every image is scaled; None if all have one size.
-        cache_dir: Folder of the cache; None for no cache.
+        cache_dir: Folder of the cache.
         choice: Name of the selection from the root, so that another selection has a separate cache.
 
     Returns:
         The pixels, shape (N, 3, H, W), in the order of ``files``.
     """
-    if cache_dir is None:
-        return decode_images(files, image_size)
     listing = fingerprint(files, root, image_size)
     what = f"{root.resolve()}\0{image_size}{choice}\0{DECODER}"
     name = hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest()[:16]
     cache = cache_dir / f"{root.resolve().name}-{name}.npz"
-    pixels = _read_cache(cache, listing, len(files))
+    pixels = _read_cache(cache, listing)
     if pixels is None:
         pixels = decode_images(files, image_size)
         _write_cache(cache, pixels, listing)
@@ -196,7 +194,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfl_lightning"
 
 
-def _read_cache(cache: Path, listing: str, num_images: int) -> Pixels | None:
+def _read_cache(cache: Path, listing: str) -> Pixels | None:
     if not cache.is_file():
         return None
     try:
@@ -205,8 +203,6 @@ def _read_cache(cache: Path, listing: str, num_images: int) -> Pixels | None:
                 warnings.warn(f"the images have changed since {cache} was made: decoding them again", stacklevel=2)
                 return None
             pixels: Pixels = content["pixels"]
-        if len(pixels) != num_images or pixels.dtype != np.uint8:
-            raise ValueError(f"{pixels.dtype} of shape {pixels.shape}, expected bytes of {num_images} images")
     except Exception as error:  # reading damaged files raises errors of any class
         warnings.warn(f"the cache {cache} is damaged ({error}): decoding the images again", stacklevel=2)
         return None
@@ -272,7 +268,10 @@ def decode_image(path: str, image_size: int | None, channels: Literal[1, 3] = 3)
 
     try:
         with Image.open(path) as image:
-            _check_kind(image)
+            if image.mode == "F" or (image.mode == "I" and image.format not in _SIXTEEN_BITS):
+                raise ValueError(
+                    "its pixels are floats or 32-bit numbers, of unknown range: convert it to 8 or 16 bits"
+                )
             picture = to_bytes(image).convert(_MODES[channels])
     except Exception as error:  # of a damaged file, decoders raise errors of any class
         what = f"{type(error).__name__}: {error}"
@@ -281,12 +280,3 @@ def decode_image(path: str, image_size: int | None, channels: Literal[1, 3] = 3)
         picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def _check_kind(image: Any) -> None:
-    """Refuse pixels whose range is unknown."""
-    if image.mode == "F" or (image.mode == "I" and image.format not in _SIXTEEN_BITS):
-        raise ValueError(
-            f"its pixels are {'floats' if image.mode == 'F' else '32-bit numbers'}, whose range is unknown: convert it "
-            "to 8 or 16 bits"
-        )

@@ -1,16 +1,18 @@
-"""Published data sets: the digits of scikit-learn, and CIFAR, Fashion-MNIST and EMNIST through torchvision."""
+"""Published data sets: scikit-learn's digits; CIFAR, Fashion-MNIST and EMNIST through torchvision; STL-10."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.samples import Samples
@@ -55,9 +57,56 @@ class Torchvision(FederatedDataModule):
         kwargs: See :class:`FederatedDataModule`.
     """
 
+    published: ClassVar[str]
+    """Name of torchvision's class."""
+
     def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
         super().__init__(partition, batch_size, **kwargs)
         self.root = root
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of torchvision's class."""
+        return {}
+
+    def load(self) -> Samples:
+        """Read the images through torchvision.
+
+        Raises:
+            FileNotFoundError: If torchvision finds no data set in the folder.
+            ValueError: If a file is damaged.
+        """
+        import torchvision
+
+        make: Callable[..., Any] = getattr(torchvision.datasets, self.published)
+        try:
+            train, test = (make(self.root, train=part, download=False, **self.options) for part in (True, False))
+            return Samples(*self.tensors(train), tuple(self.names(train)), *self.tensors(test))
+        except Exception as error:  # reading damaged files raises errors of any class
+            missing = isinstance(error, RuntimeError) and "not found" in str(error)  # or of another checksum, for CIFAR
+            raise (FileNotFoundError if missing else ValueError)(
+                f"{'no' if missing else 'damaged'} {self.published} under {self.root!r} ({type(error).__name__}: "
+                f"{error}); {_how_to_get(self.published, self.root, **self.options)}"
+            ) from error
+
+    def names(self, data: Any) -> Sequence[str]:
+        """Names of the classes."""
+        found: Sequence[str] = data.classes
+        return found
+
+    def tensors(self, data: Any) -> tuple[Tensor, Tensor]:
+        """Images, shape (N, C, H, W), and classes, shape (N,), of a data set of torchvision."""
+        images = torch.as_tensor(data.data)
+        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+        return images, torch.as_tensor(data.targets).long()
+
+
+def _how_to_get(name: str, root: str, **options: str) -> str:
+    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
+    return (
+        f'nothing is downloaded unasked. Get it once with: python -c "from torchvision.datasets import {name}; '
+        f"{name}({root!r}{arguments}, download=True)\", without a damaged copy there, or set 'root' to where it is"
+    )
 
 
 class CIFAR10(Torchvision):
@@ -70,14 +119,7 @@ class CIFAR10(Torchvision):
         kwargs: See :class:`FederatedDataModule`.
     """
 
-    def load(self) -> Samples:
-        """Read the images through torchvision.
-
-        Raises:
-            FileNotFoundError: If torchvision finds no data set in the folder.
-            ValueError: If a file is damaged.
-        """
-        return _load_cifar("CIFAR10", self.root)
+    published = "CIFAR10"
 
 
 class CIFAR100(Torchvision):
@@ -90,14 +132,7 @@ class CIFAR100(Torchvision):
         kwargs: See :class:`FederatedDataModule`.
     """
 
-    def load(self) -> Samples:
-        """Read the images through torchvision.
-
-        Raises:
-            FileNotFoundError: If torchvision finds no data set in the folder.
-            ValueError: If a file is damaged.
-        """
-        return _load_cifar("CIFAR100", self.root)
+    published = "CIFAR100"
 
 
 class FashionMNIST(Torchvision):
@@ -110,16 +145,7 @@ class FashionMNIST(Torchvision):
         kwargs: See :class:`FederatedDataModule`.
     """
 
-    def load(self) -> Samples:
-        """Read the images through torchvision.
-
-        Raises:
-            FileNotFoundError: If torchvision finds no data set in the folder.
-            ValueError: If a file is damaged.
-        """
-        with _open("FashionMNIST", self.root) as (train, test):
-            pairs = [(data.data.unsqueeze(1), data.targets.long()) for data in (train, test)]
-            return Samples(*pairs[0], tuple(train.classes), *pairs[1])
+    published = "FashionMNIST"
 
 
 class EMNIST(Torchvision):
@@ -135,6 +161,7 @@ class EMNIST(Torchvision):
         kwargs: See :class:`FederatedDataModule`.
     """
 
+    published = "EMNIST"
     augmentations: ClassVar[tuple[Augmentation, ...]] = (RandomCrop(4),)  # a mirrored letter is not that letter
 
     def __init__(
@@ -150,44 +177,130 @@ class EMNIST(Torchvision):
             raise ValueError(f"split must be 'letters' or 'byclass', got {split!r}")
         self.split = split
 
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of torchvision's class."""
+        return {"split": self.split}
+
+    def names(self, data: Any) -> Sequence[str]:
+        """Names of the classes, which count from 0."""
+        letters = string.ascii_lowercase
+        return letters if self.split == "letters" else string.digits + string.ascii_uppercase + letters
+
+    def tensors(self, data: Any) -> tuple[Tensor, Tensor]:
+        """Images, turned upright, and classes."""
+        images, classes = super().tensors(data)
+        return images.transpose(2, 3).contiguous(), classes - int(self.split == "letters")
+
+
+SIDE = 96
+NAMES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+
+
+class STL10(FederatedDataModule):
+    """STL-10: 5,000 training and 8,000 test images of 10 classes, and 100,000 unlabeled images, 96 x 96 in color.
+
+    Only self-supervised methods (Calibre, PFLSSL, FedEMA) use the unlabeled images, and only for training. At their own
+    size they stay in the file, and the operating system reads those that a client needs; other methods read none of
+    them. At another ``image_size`` they are held in memory as bytes: 0.3 GB at 32 x 32 pixels. Training a client holds
+    a copy of its own images, and as floats (four times as much) where a method processes all of a client's samples
+    together, as Calibre does for the divergence rate.
+
+    The binary files are read here, not by ``torchvision.datasets.STL10``, which reads all 3 GB to compare checksums,
+    holds all unlabeled images in memory, and refuses a smaller archive in the same format. Instead of checksums, the
+    files' sizes, the labels and the numbers of images and labels are checked. The predefined folds of the training set
+    are not used.
+
+    Args:
+        partition: Rule that assigns the labeled images to clients.
+        batch_size: Samples in a training batch.
+        root: Folder with ``stl10_binary``, as torchvision stores it; nothing is downloaded.
+        unlabeled: Number or share in [0, 1] of the unlabeled images that are used, the first ones of the file; None for
+            all.
+        image_size: Side in pixels to which images are resized when they are read; None for 96.
+        kwargs: See :class:`FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        partition: Partitioner,
+        batch_size: int = 50,
+        *,
+        root: str = "data",
+        unlabeled: int | float | None = None,
+        image_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition, batch_size, **kwargs)
+        if unlabeled is not None:
+            check_number("unlabeled", unlabeled)
+        if image_size is not None:
+            check_at_least("image_size", image_size, 1)
+        self.root = root
+        self.unlabeled = unlabeled
+        self.image_size = image_size
+
     def load(self) -> Samples:
-        """Read the images through torchvision and turn them upright.
+        """Read the images, and the classes from 0.
 
         Raises:
-            FileNotFoundError: If torchvision finds no data set in the folder.
-            ValueError: If a file is damaged.
+            FileNotFoundError: If a file is missing.
+            ValueError: If a file is damaged, or there are fewer images without labels than asked for.
         """
-        first = 1 if self.split == "letters" else 0
-        names = string.ascii_lowercase if first else string.digits + string.ascii_uppercase + string.ascii_lowercase
-        with _open("EMNIST", self.root, split=self.split) as parts:
-            upright = [data.data.transpose(1, 2).contiguous().unsqueeze(1) for data in parts]
-            train, test = zip(upright, (data.targets.long() - first for data in parts), strict=True)
-            return Samples(*train, tuple(names), *test)
+        own = Path(self.root)
+        folder = own / "stl10_binary" if (own / "stl10_binary").is_dir() else own
+        if not (folder / "train_X.bin").is_file():
+            raise FileNotFoundError(f"no STL10 under {self.root!r}: {_how_to_get('STL10', self.root)}")
+        train, test = (self._read_labeled(folder, name) for name in ("train", "test"))
+        return Samples(*train, NAMES, *test, unlabeled_inputs=None if self.unlabeled == 0 else self._unlabeled(folder))
+
+    def _read_labeled(self, folder: Path, name: str) -> tuple[Tensor, Tensor]:
+        images, numbers = _map_images(folder / f"{name}_X.bin"), np.fromfile(folder / f"{name}_y.bin", dtype=np.uint8)
+        if len(images) != len(numbers) or numbers.min() < 1 or numbers.max() > len(NAMES):
+            raise ValueError(
+                f"{folder} is damaged: {name}_y.bin must have a class from 1 to {len(NAMES)} for each of {len(images)} "
+                "images; download it again, or set 'root' to an intact copy"
+            )
+        return resize_images(images, self.image_size or SIDE), torch.from_numpy(numbers.astype(np.int64) - 1)
+
+    def _unlabeled(self, folder: Path) -> Tensor:
+        images, count, size = _map_images(folder / "unlabeled_X.bin"), self.unlabeled, self.image_size or SIDE
+        count = round(count * len(images)) if isinstance(count, float) else len(images) if count is None else count
+        if count > len(images):
+            raise ValueError(f"unlabeled is {self.unlabeled}, the file has {len(images)} images: ask for fewer")
+        return images[:count] if size == SIDE else resize_images(images[:count], size)
 
 
-def _load_cifar(name: str, root: str) -> Samples:
-    with _open(name, root) as (train, test):
+def resize_images(images: Tensor, size: int, chunk: int = 1024) -> Tensor:
+    """Square images of bytes, resized bilinearly with antialiasing.
 
-        def tensors(data: Any) -> tuple[Tensor, Tensor]:
-            images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
-            return images, torch.tensor(data.targets, dtype=torch.int64)
+    Args:
+        images: Shape (N, C, H, W), unsigned bytes.
+        size: Side in pixels.
+        chunk: Images that are resized at a time, which bounds the memory needed.
 
-        return Samples(*tensors(train), tuple(train.classes), *tensors(test))
+    Returns:
+        New bytes of shape (N, C, size, size), contiguous.
+
+    Example:
+        >>> resize_images(torch.full((2, 3, 96, 96), 7, dtype=torch.uint8), size=32).shape
+        torch.Size([2, 3, 32, 32])
+    """
+    resized = torch.empty((*images.shape[:2], size, size), dtype=torch.uint8)
+    for source, target in zip(images.split(chunk), resized.split(chunk), strict=True):
+        same = source.shape[-2:] == target.shape[-2:]
+        target.copy_(source if same else F.interpolate(source, (size, size), mode="bilinear", antialias=True))
+    return resized
 
 
-@contextmanager
-def _open(name: str, root: str, **options: str) -> Iterator[tuple[Any, Any]]:
-    """Training and test set of torchvision; what is wrong with them becomes an error that says where and what to do."""
-    import torchvision
-
-    make: Callable[..., Any] = getattr(torchvision.datasets, name)
-    try:
-        yield tuple(make(root, train=train, download=False, **options) for train in (True, False))  # type: ignore[misc]
-    except Exception as error:  # reading damaged files raises errors of any class
-        missing = isinstance(error, RuntimeError) and "not found" in str(error)  # or of another checksum, for CIFAR
-        arguments = "".join(f", {key}={value!r}" for key, value in options.items())
-        raise (FileNotFoundError if missing else ValueError)(
-            f"{'no' if missing else 'damaged'} {name} under {root!r} ({type(error).__name__}: {error}); nothing is "
-            f'downloaded unasked. Get it once with: python -c "from torchvision.datasets import {name}; '
-            f"{name}({root!r}{arguments}, download=True)\", without a damaged copy there, or set 'root' to where it is"
-        ) from error
+def _map_images(path: Path) -> Tensor:
+    """Images of a file, shape (N, 3, 96, 96), unsigned bytes, read from the file when they are used."""
+    count, rest = divmod(path.stat().st_size, 3 * SIDE * SIDE)
+    if rest or not count:
+        raise ValueError(
+            f"{path} is damaged: expected images of {3 * SIDE * SIDE} bytes, got {count} and {rest} bytes; download it "
+            "again, or set 'root' to an intact copy"
+        )
+    # A private map ("c"): PyTorch wants memory that may be written to, the file is never changed.
+    pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=(count, 3, SIDE, SIDE))
+    return torch.from_numpy(pixels).transpose(2, 3)  # the file has one column of an image after the other

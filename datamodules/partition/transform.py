@@ -244,7 +244,7 @@ class ConceptShift(PartitionTransform):
     ) -> None:
         super().__init__(base, seed)
         listed = None if groups is None or isinstance(groups, int) else list(groups)
-        asked = max(listed, default=-1) + 1 if listed is not None else 5 if groups is None else groups
+        asked = groups if isinstance(groups, int) else 5 if listed is None else max(listed, default=-1) + 1
         number = asked if permutations is None else len(permutations)
         if number < 1 or (isinstance(groups, int) and groups != number):
             raise ValueError(

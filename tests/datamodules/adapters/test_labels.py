@@ -118,7 +118,7 @@ class Transformed(Unread):
 def test_classes_are_those_that_a_transform_makes():
     dataset = Transformed([0, 1, 2, 3])
     assert classes_of(dataset, read=False).tolist() == [1, 0, 1, 0]
-    assert names_of_classes(None, dataset, [classes_of(dataset)]) == ("0", "1")
+    assert names_of_classes(None, dataset, {"train": classes_of(dataset)}) == ("0", "1")
 
 
 @pytest.mark.parametrize("kind", [list, torch.tensor])
@@ -136,13 +136,13 @@ def test_vectors_of_classes_leave_the_classes_as_they_are():
 
     dataset = OneHot([0, 1, 2, 3])
     assert classes_of(dataset, read=False).tolist() == [0, 1, 2, 3]
-    assert names_of_classes(None, dataset, [classes_of(dataset)]) == OneHot.classes
+    assert names_of_classes(None, dataset, {"train": classes_of(dataset)}) == OneHot.classes
 
 
 def test_names_of_a_part_are_those_of_the_whole():
     whole = Unread([0, 1, 2, 3])
     whole.classes = ("bird", "car", "cat", "ship")
-    assert names_of_classes(None, Subset(whole, [3]), [classes_of(Subset(whole, [3]))]) == whole.classes
+    assert names_of_classes(None, Subset(whole, [3]), {"train": classes_of(Subset(whole, [3]))}) == whole.classes
 
 
 def test_what_labels_cannot_say_is_named():

@@ -175,7 +175,7 @@ def test_a_file_of_labeled_samples_alone(tmp_path):
 def test_a_file_for_more_samples(tmp_path):
     path = tmp_path / "partition.npz"
     ready().save_partition(path)
-    with pytest.raises(PartitionError, match=r"'unlabeled' of client \d has index 36, the unlabeled set has 36 samp"):
+    with pytest.raises(PartitionError, match=r"'unlabeled' of client \d has index 36, and there are 36 samp"):
         ready(FromFile(str(path)), further=36)
 
 

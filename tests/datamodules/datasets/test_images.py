@@ -80,12 +80,13 @@ def test_every_kind_becomes_bytes(mode):
     assert found.mode in ("L", "LA", "RGB", "RGBA")
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "floats"), (np.int32, "32-bit numbers")])
-def test_pixels_of_unknown_range_are_refused(tmp_path, dtype, kind):
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_of_unknown_range_are_refused(tmp_path, dtype):
     path = tmp_path / "depth.tiff"
     Image.fromarray(RAMP.astype(dtype)).save(path)
     with pytest.raises(
-        ValueError, match=rf"cannot read the image .*depth\.tiff: ValueError: its pixels are {kind}.*to 8 or 16"
+        ValueError,
+        match=r"cannot read the image .*depth\.tiff: ValueError: its pixels are floats or 32-bit numbers.*to 8 or 16",
     ):
         decode_image(str(path), None)
 

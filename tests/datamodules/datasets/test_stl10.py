@@ -91,13 +91,13 @@ DAMAGES = {
     "cut between images": (
         lambda f: cut(f / "train_X.bin", 30 * 27648),
         ValueError,
-        "train_X.bin has 30 images, train_y.bin 40 classes",
+        "train_y.bin must have a class from 1 to 10 for each of 30 images",
     ),
     "empty": (lambda f: cut(f / "unlabeled_X.bin", 0), ValueError, "unlabeled_X.bin is damaged"),
     "not classes": (
         lambda f: (f / "train_y.bin").write_bytes(bytes(range(40))),
         ValueError,
-        "train_y.bin is damaged: classes must be from 1 to 10, got 0",
+        "train_y.bin must have a class from 1 to 10 for each of 40",
     ),
 }
 
@@ -124,7 +124,7 @@ def test_what_is_no_number_of_images(wrong):
 
 def test_more_images_than_there_are(folder):
     for asked in (31, 1.5):
-        with pytest.raises(ValueError, match=f"unlabeled is {asked}, the file has 30 images without labels"):
+        with pytest.raises(ValueError, match=f"unlabeled is {asked}, the file has 30 images"):
             load(folder, unlabeled=asked)
 
 

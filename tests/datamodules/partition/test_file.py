@@ -98,9 +98,9 @@ def test_without_test_lists_test_splits_are_drawn(tmp_path):
     [
         ({"test": [[1]]}, r"expected index lists named 'train', found \['test'\]"),
         ({"train": [[0], [1]], "test": [[0]]}, "'train' has 2 clients, 'test' has 1"),
-        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 has a negative index, or one more than once"),
-        ({"train": [[0], [-4]]}, "client 1 has a negative index"),
-        ({"train": [[0], []]}, r"no samples for client\(s\) \[1\]"),
+        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 has no index, one that no sample has, or one repeatedly"),
+        ({"train": [[0], [-4]]}, "client 1 has no index, one that no sample has"),
+        ({"train": [[0], []]}, "'train' of client 1 has no index"),
         ({"train": [[0.5]]}, "whole numbers"),
         ({"train": [["a"]]}, "whole numbers"),
         ({"train": 3}, "not a partition"),
@@ -136,9 +136,9 @@ def test_indices_out_of_range_and_shared_samples(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"train": [[0, 1], [1, 9]], "test": [[0], [7]]}))
     rule = FromFile(str(path))
-    with pytest.raises(PartitionError, match="'train' of client 1 has index 9, the training set has 9 samples"):
+    with pytest.raises(PartitionError, match="'train' of client 1 has index 9, and there are 9 samples"):
         rule.partition(np.zeros(9, int))
-    with pytest.raises(PartitionError, match="'test' of client 1 has index 7, the test set has 5"):
+    with pytest.raises(PartitionError, match="'test' of client 1 has index 7, and there are 5"):
         rule.partition_test(np.zeros(5, int), [])
     with pytest.warns(UserWarning, match="1 training indices belong to more than one client"):
         rule.partition(np.zeros(10, int))
