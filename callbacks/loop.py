@@ -8,10 +8,10 @@ import lightning as L
 
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.forms.callback_form import CallbackForm
-from pfl_lightning.drop_in.forms.trainer_data import attach_logging, trainer_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.lightning_private import attach_logging, trainer_of
 
 
 class FederatedLoop(RoundLoop):

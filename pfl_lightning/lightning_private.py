@@ -1,7 +1,7 @@
-"""Private names of Lightning that are used here, each behind a function and with a test.
+"""Private names of Lightning that are used here, each behind a function and with a test; and Trainers without a word.
 
-What one feature uses alone stands with it: ``drop_in/forms/trainer_data`` (what a Trainer was given),
-``drop_in/fits/inner_trainer`` (records of logged values), ``federation/preemption`` (signals of SLURM).
+What one feature uses alone stands with it: ``drop_in/fits/inner_trainer`` (records of logged values),
+``federation/preemption`` (signals of SLURM).
 """
 
 from __future__ import annotations
@@ -9,29 +9,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "HYPERPARAMETERS",
-    "VALIDATION_TIME",
-    "attached",
-    "batches_that_stepped",
-    "callback_values",
-    "combining_mode",
-    "end_after_epochs",
-    "has_trainer",
-    "hyperparameters_of",
-    "keep_fewer_signals",
-    "name_of_hyperparameters",
-    "put_root_dir",
-    "seconds_between_validations",
-    "set_batches_that_stepped",
-    "steps_between_checkpoints",
-    "trainer_or_none",
-    "values_for_loggers",
-    "with_own_metrics",
-]
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pfl_lightning.notices import silence
+from pfl_lightning.older_package import is_older
 
 VALIDATION_TIME = "_val_check_time_interval"
 """The attribute of a Trainer that has ``val_check_interval`` as a time, in newer versions."""
@@ -111,6 +97,17 @@ def put_root_dir(trainer: Any, folder: str) -> None:
     trainer._default_root_dir = folder
 
 
+def silent_trainer(**options: Any) -> L.Trainer:
+    """A Trainer that writes, shows and says nothing of itself.
+
+    Args:
+        options: Options of the Trainer.
+    """
+    shows = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    with silence():
+        return L.Trainer(**{**dict.fromkeys(shows, False), **options})
+
+
 def seconds_between_validations(trainer: Any) -> float | None:
     """``val_check_interval`` as a time; ``None`` where it is none, and in versions that know none."""
     found: float | None = getattr(trainer, VALIDATION_TIME, None)
@@ -149,3 +146,71 @@ def steps_between_checkpoints(callback: Any) -> int:
 def combining_mode(loader: Any) -> Any:
     """The mode of a CombinedLoader."""
     return loader._mode
+
+
+# ---------------------------------------------------------------------- what a Trainer was given
+
+
+@dataclass(frozen=True, eq=False)
+class GivenData:
+    """The data of a call of ``trainer.fit``, ``validate``, ``test`` or ``predict``.
+
+    Attributes:
+        datamodule: The data module, if one was given.
+        loaders: Loaders that were given, by the names of these arguments of ``trainer.fit`` (``train_dataloaders``).
+    """
+
+    datamodule: Any = None
+    loaders: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_part_of(self, other: GivenData) -> bool:
+        """Whether the same objects were given in another call."""
+        return all(other.loaders.get(name) is loader for name, loader in self.loaders.items()) and (
+            self.datamodule is None or self.datamodule is other.datamodule
+        )
+
+    @property
+    def is_for_evaluation(self) -> bool:
+        """Whether these are loaders without one for training."""
+        return bool(self.loaders) and "train_dataloaders" not in self.loaders
+
+
+def trainer_of(log: Any) -> L.Trainer:
+    """The Trainer that assigns ``log``, a method of the module that it was given, to its callbacks."""
+    trainer: L.Trainer = log.__self__.trainer
+    return trainer
+
+
+def data_given_to(trainer: Any, module: Any) -> GivenData:
+    """What the call under way was given: the loops hold it, since ``trainer.datamodule`` may be of an earlier call."""
+    loops = {
+        TrainerFn.FITTING: {
+            "train_dataloaders": trainer.fit_loop,
+            "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop,
+        },
+        TrainerFn.VALIDATING: {"val_dataloaders": trainer.validate_loop},
+        TrainerFn.TESTING: {"test_dataloaders": trainer.test_loop},
+        TrainerFn.PREDICTING: {"predict_dataloaders": trainer.predict_loop},
+    }[TrainerFn(trainer.state.fn.value)]
+    given = {name: loop._data_source.instance for name, loop in loops.items()}
+    given = {name: value for name, value in given.items() if value is not module}
+    for value in given.values():
+        if isinstance(value, L.LightningDataModule) or is_older(value):
+            return GivenData(value)
+    return GivenData(loaders=given)
+
+
+def put_in_place(trainer: Any, module: L.LightningModule, data: Any, **loaders: Any) -> None:
+    """Let the call under way go on with another module and other data, as if they had been given.
+
+    It is made when the Trainer has connected the module that it was given and attached its callbacks, and has not yet
+    called ``prepare_data`` or ``setup`` of anything.
+    """
+    trainer.strategy.connect(module)
+    trainer._data_connector.attach_data(module, datamodule=data, **loaders)
+    trainer._callback_connector._attach_model_callbacks()
+
+
+def attach_logging(trainer: Any) -> None:
+    """Give all callbacks the ``log`` of the module that was put in place, not of the one that was given."""
+    trainer._callback_connector._attach_model_logging_functions()

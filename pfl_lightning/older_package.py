@@ -16,16 +16,6 @@ from typing import Any, TypeVar
 import lightning as L
 from torch import nn
 
-__all__ = [
-    "as_lightning",
-    "as_older",
-    "as_written",
-    "has_older_base",
-    "is_older",
-    "made_lightning",
-    "written_class",
-]
-
 T = TypeVar("T")
 
 OLDER = {"lightning.pytorch": "pytorch_lightning", "lightning.fabric": "lightning_fabric"}
@@ -115,12 +105,8 @@ def _counterpart(base: type, packages: Mapping[str, str]) -> type | None:
         return None
 
 
-def _in_order(written: Any, newer: bool) -> Any:
-    return _of_package(written, newer)
-
-
 @cache
-def _of_package(written: Any, newer: bool) -> type:
+def _in_order(written: Any, newer: bool) -> Any:
     """The class with the bases of one package in front of those of the other."""
     packages = NEWER if newer else OLDER
     order, replaced, first, place = list[type](), list[type](), list[type](), 0

@@ -12,8 +12,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.own_models import exported_clients
 
-__all__ = ["export_adapters"]
-
 
 def export_adapters(federation: Federation, folder: str | Path, clients: Iterable[int] | None = None) -> list[Path]:
     """Write every client's adapter as peft does: a folder with ``adapter_config.json``, ``adapter_model.safetensors``.

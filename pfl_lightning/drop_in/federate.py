@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
-from pfl_lightning.drop_in.forms.checks import check_labels, split_method
-from pfl_lightning.drop_in.forms.given_data import GIVEN, Division, data_of
+from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.fits.resume import Continuity
+from pfl_lightning.drop_in.forms.checks import check_labels, check_method, check_module, split_method
+from pfl_lightning.drop_in.forms.given_data import GIVEN, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.names import did_you_mean, method_named
 from pfl_lightning.older_package import as_older, is_older
-
-__all__ = ["check_options", "federate"]
 
 Method = type[FederatedClient] | partial[FederatedClient]
 
@@ -120,31 +120,29 @@ def federate(
     check_labels(labels)
     method = method_named(method) if isinstance(method, str) else method
     check_options(method, hyperparameters)
-    if personal and "personal" in inspect.signature(split_method(method)[0].__init__).parameters:
-        hyperparameters, personal = {**hyperparameters, "personal": personal}, ()
+    client, settings = split_method(partial(cast(Method, method), **hyperparameters))
+    module = check_module(module)
+    check_method(client, settings)
+    if personal and "personal" in inspect.signature(client.__init__).parameters:
+        settings, personal = {**settings, "personal": personal}, ()
     federation = ModuleFederation(
         module,
-        partial(cast(Method, method), **hyperparameters),
+        ClientParts(client, settings, head, features, labels, module_factory, frozen, personal, shared),
         loop=RoundLoop(cohort),
-        head=head,
-        features=features,
-        labels=labels,
         monitor=monitor,
-        module_factory=module_factory,
         local_callbacks=local_callbacks,
-        frozen=frozen,
-        personal=personal,
-        shared=shared,
         engine=engine,
-        schedule=schedule,
-        optimizer_state=optimizer_state,
+        continuity=Continuity(schedule, optimizer_state),
         seed=seed,
     )
     loaders = dict(zip(GIVEN, (train_dataloaders, val_dataloaders, test_dataloaders), strict=True))
-    divided = isinstance(datamodule, FederatedDataModule | list | tuple) and federation.reads_classes
-    division = Division(partition, num_clients, None if divided else labels, shared_evaluation)
-    original = getattr(module, "_orig_mod", module)  # as it was before compilation
-    data = data_of(datamodule, loaders, division, original, federation.reads_classes)
+    reads_classes = federation.reads_classes
+    if isinstance(datamodule, FederatedDataModule | list | tuple) and reads_classes:
+        labels = None  # of batches
+    division: dict[str, Any] = {"partition": partition, "num_clients": num_clients, "labels": labels}
+    data = data_of(
+        datamodule, loaders, module, **division, shared_evaluation=shared_evaluation, evaluates=reads_classes
+    )
     given = datamodule if isinstance(datamodule, list | tuple) else [datamodule]
     if any(map(is_older, (module, *given))):
         as_older(federation)

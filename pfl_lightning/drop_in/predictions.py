@@ -14,11 +14,9 @@ from pfl_lightning.datamodules.adapters.stages import brings, gives
 from pfl_lightning.drop_in.outer.traveling import outline
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.notices import silence
+from pfl_lightning.lightning_private import silent_trainer
 from pfl_lightning.state.checkpoints import FEDERATION, read_checkpoint
 from pfl_lightning.state.equality import same
-
-__all__ = ["NamesUnsharedParts", "predict_clients", "warn_of_unshared_parts"]
 
 
 def predict_clients(
@@ -59,11 +57,10 @@ def predict_clients(
     for client in clients:
         model = federation.client_model(client)
         trainer = _trainer_like(federation.trainer) if trainer is None else trainer
-        given = _source(federation, client, model) if dataloaders is None else {"dataloaders": dataloaders}
-        if own:
-            if client not in dataloaders:
-                raise ConfigurationError(f"dataloaders has no entry for client {client}; it has {list(dataloaders)}")
-            given = {"dataloaders": dataloaders[client]}
+        if own and client not in dataloaders:
+            raise ConfigurationError(f"dataloaders has no entry for client {client}; it has {list(dataloaders)}")
+        given = {"dataloaders": dataloaders[client] if own else dataloaders}
+        given = _source(federation, client, model) if dataloaders is None else given
         found[client] = list(trainer.predict(model, **given) or [])
         model.trainer = None
     return found
@@ -83,16 +80,8 @@ def _source(federation: Federation, client: int, model: L.LightningModule) -> di
 
 def _trainer_like(outer: L.Trainer) -> L.Trainer:
     device = outer.strategy.root_device
-    with silence():
-        return L.Trainer(
-            accelerator=device.type,
-            devices=1 if device.index is None or device.type == "cpu" else [device.index],
-            precision=outer.precision,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+    devices = 1 if device.index is None or device.type == "cpu" else [device.index]
+    return silent_trainer(accelerator=device.type, devices=devices, precision=outer.precision)
 
 
 class NamesUnsharedParts(L.Callback):

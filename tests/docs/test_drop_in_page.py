@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import timer
 from lightning.pytorch.profilers import SimpleProfiler
 
 from pfl_lightning import TrainerEngine
-from pfl_lightning.drop_in.outer.handed_in import _NONE_OUTSIDE, HandedOptions, sort_callbacks
+from pfl_lightning.drop_in.outer.handed_in import HANDED, HandedOptions, sort_callbacks
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import check_options, refuse_callback
 from pfl_lightning.methods import ADAPTER_METHODS
@@ -77,7 +77,7 @@ VALUES = {
 def test_the_table_has_every_option_that_is_handed_on():
     assert OPTIONS.keys() == VALUES.keys()
     assert OPTIONS.keys() <= inspect.signature(L.Trainer).parameters.keys()
-    assert _NONE_OUTSIDE.keys() <= OPTIONS.keys()
+    assert HANDED.keys() <= OPTIONS.keys()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -99,10 +99,10 @@ def test_an_option_is_refused_or_handed_on_as_the_table_says(name):
         return
     check_options(trainer, "federate")
     handed.give_back()
-    expected = {name} if name in _NONE_OUTSIDE else set()
+    expected = {name} if name in HANDED else set()
     if name == "fast_dev_run":
-        expected = {option for option in _NONE_OUTSIDE if option.startswith("limit_")}
-    assert changed == expected | (options.keys() & _NONE_OUTSIDE.keys())
+        expected = {option for option in HANDED if option.startswith("limit_")}
+    assert changed == expected | (options.keys() & HANDED.keys())
     assert vars(engine) == before
 
 

@@ -164,11 +164,3 @@ class Metric(WithHead):
 def test_a_head_that_the_step_alone_calls(method):
     federation, _ = run_project(method, module=Metric(Margin(FEATURES, CLASSES)))
     assert {name.partition(".")[0] for name in federation.clients.models[0].user_module.roles.head} == {"head"}
-
-
-@pytest.mark.parametrize("method", [FedGH, FedRoD, FD])
-def test_a_head_that_needs_more_than_features_is_refused_where_a_method_calls_it(method):
-    message = r"passes features through the head by itself, and 'head' \(a Margin\).* ended in TypeError: .*'classes'"
-    with pytest.raises(ConfigurationError, match=message) as caught:
-        run_project(method, module=Metric(Margin(FEATURES, CLASSES)))
-    assert isinstance(caught.value.__cause__, TypeError)

@@ -1,10 +1,11 @@
-"""Copies of a user's module, also where ``copy.deepcopy`` does not take it."""
+"""Copies of a user's module, also where ``copy.deepcopy`` does not take it; what is frozen, which copies share."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from fnmatch import fnmatchcase
+from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any
 
@@ -14,13 +15,11 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from pfl_lightning.datamodules.adapters.stages import data_in
-from pfl_lightning.drop_in.client.frozen import shared_memory
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class
 from pfl_lightning.state.closures import bind_functions
+from pfl_lightning.state.equality import same
 from pfl_lightning.state.tensors import tensors_in
-
-__all__ = ["CLIOptimizers", "Factory", "copied", "held_tensors", "make_leaves", "take_cli_optimizers"]
 
 Factory = Callable[[], L.LightningModule]
 
@@ -42,11 +41,11 @@ def copied(
         try:
             other = copy.deepcopy(module, held_tensors(module) | shared_memory(module, shared))
         except Exception as error:
-            name, reason = type(module).__name__, f"{type(error).__name__}: {error}"
+            name = type(module).__name__
             raise ConfigurationError(
-                f"clients train copies of {name}, and it cannot be copied: {reason}. Give federate(..., "
-                f"module_factory=...) a function that makes it once more, such as lambda: {name}(...), whose weights "
-                "are then copied; or make what cannot be copied (a lock, an open file, a connection) in on_fit_start"
+                f"clients train copies of {name}, and it cannot be copied: {type(error).__name__}: {error}. Make what "
+                "cannot be copied (a lock, an open file) in on_fit_start, or give federate(..., module_factory=...) a "
+                f"function that makes the module, such as lambda: {name}(...), whose weights are then copied"
             ) from error
         bind_functions(module, other)
         make_leaves(other)
@@ -84,8 +83,7 @@ def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[
         other = factory()
     name = written_class(module).__name__
     if type(other) is not written_class(module) or other is module:
-        what = "the same object" if other is module else f"a {type(other).__name__}"
-        raise ConfigurationError(f"module_factory must make a new {name} at every call, it made {what}")
+        raise ConfigurationError(f"module_factory must make a new {name} at every call, it made {type(other).__name__}")
     _take_over(dict(module.named_parameters()), dict(other.named_parameters()), name, shared)
     _take_over(dict(module.named_buffers()), dict(other.named_buffers()), name)
     for own, layer in zip(module.modules(), other.modules(), strict=True):
@@ -108,56 +106,31 @@ def _take_over(given: dict[str, Tensor], made: dict[str, Tensor], name: str, sha
 # ---------------------------------------------------------------------- optimizers of a command line
 
 
-class CLIOptimizers:
-    """In the place of ``configure_optimizers`` of a copy: a new optimizer and scheduler of its own parameters.
-
-    A LightningCLI makes one optimizer, of the parameters of the module that it makes. Copies would step those.
-
-    Args:
-        module: The module of the LightningCLI.
-        made: What it has in the place of the method.
-    """
-
-    def __init__(self, module: L.LightningModule, made: partial[Any]) -> None:
-        self._function = made.func
-        memo: dict[int, Any] = {}
-        self._places: dict[str, nn.Parameter] = {}
-        for name, parameter in module.named_parameters():
-            place = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-            self._places[name] = memo[id(parameter)] = place
-        self._made = copy.deepcopy(dict(made.keywords), memo)
-
-    @property
-    def __code__(self) -> Any:
-        """By which Lightning sees that the method is not its own."""
-        return getattr(self._function, "__func__", self._function).__code__
-
-    def __call__(self, module: L.LightningModule) -> Any:
-        """What the LightningCLI's function returns, for this module.
-
-        Raises:
-            ConfigurationError: The module has other parameters.
-        """
-        own = dict(module.named_parameters())
-        lost = self._places.keys() - own.keys()
-        if lost:
-            raise ConfigurationError(
-                f"the optimizer of the command line has the parameter {min(lost)}, which a copy of the module does "
-                "not have"
-            )
-        made = copy.deepcopy(self._made, {id(place): own[name] for name, place in self._places.items()})
-        for value in made.values():
-            if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-                _count_steps(value.optimizer)
-        return self._function(module, **made)
-
-
 def take_cli_optimizers(given: L.LightningModule, other: L.LightningModule) -> None:
-    """Let a copy have optimizers of its own where a LightningCLI has given the module some."""
-    own = vars(given).get("configure_optimizers")
-    made = getattr(own, "__func__", None)
-    if isinstance(made, partial) and any(isinstance(v, torch.optim.Optimizer) for v in made.keywords.values()):
-        vars(other)["configure_optimizers"] = MethodType(CLIOptimizers(given, made), other)
+    """Let a copy have optimizers of its own where a LightningCLI has given the module some, which step the module."""
+    made = getattr(vars(given).get("configure_optimizers"), "__func__", None)
+    if not isinstance(made, partial) or not any(isinstance(v, torch.optim.Optimizer) for v in made.keywords.values()):
+        return
+    memo: dict[int, Any] = {}
+    places: dict[str, nn.Parameter] = {}
+    for name, parameter in given.named_parameters():
+        place = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        places[name] = memo[id(parameter)] = place
+    configure = partial(_configured, made=made.func, options=copy.deepcopy(dict(made.keywords), memo), places=places)
+    # By its wrapped function Lightning sees that the method is not its own.
+    vars(other)["configure_optimizers"] = MethodType(update_wrapper(configure, made.func), other)
+
+
+def _configured(
+    module: L.LightningModule, *, made: Callable[..., Any], options: dict[str, Any], places: dict[str, nn.Parameter]
+) -> Any:
+    """What the LightningCLI's function returns, with a new optimizer and scheduler of the module's own parameters."""
+    own = dict(module.named_parameters())
+    options = copy.deepcopy(options, {id(place): own[name] for name, place in places.items()})
+    for value in options.values():
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            _count_steps(value.optimizer)
+    return made(module, **options)
 
 
 def _count_steps(optimizer: Any) -> None:
@@ -169,3 +142,106 @@ def _count_steps(optimizer: Any) -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step
+
+
+# ---------------------------------------------------------------------- what is frozen
+
+UNUSED = "original_module"
+"""Where peft keeps a layer of which it trains a copy; the layer itself stays as it is."""
+
+
+def frozen_parameters(module: nn.Module, patterns: Sequence[str] | None = None) -> frozenset[str]:
+    """Names of a module's frozen parameters, which are one for all clients.
+
+    Args:
+        module: The module.
+        patterns: Which of the parameters with ``requires_grad=False``; ``None`` for all but those of a network that
+            may follow another one (:func:`chosen_names`).
+    """
+    found = [name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad]
+    return chosen_names(module, found, patterns)
+
+
+def chosen_names(module: nn.Module, found: Collection[str], patterns: Sequence[str] | None) -> frozenset[str]:
+    """Those names of frozen parameters and buffers that patterns name.
+
+    Without patterns these are all but those of a *follower*: a frozen network of the form of one that trains, such as
+    the teacher of BYOL, MoCo or DINO, which is a moving average of its student. It changes in local fits, though not by
+    a gradient, and is treated as what trains is.
+
+    Args:
+        module: The module.
+        found: Names of what is frozen.
+        patterns: Names or patterns of layers or parameters; ``None`` for the rule above.
+
+    Raises:
+        ConfigurationError: A pattern fits nothing that is frozen.
+    """
+    if patterns is None:
+        moving = tuple(f"{name}." for name in followers(module)) if found else ()
+        return frozenset(name for name in found if not name.startswith(moving))
+    fitting = {p: {n for n in found if fnmatchcase(n, p) or fnmatchcase(n, f"{p}.*")} for p in patterns}
+    for pattern, names in fitting.items():
+        if not names and found:
+            raise ConfigurationError(
+                f"frozen={pattern!r} fits no parameter with requires_grad=False of {type(module).__name__}; there are "
+                f"{list(found)}"
+            )
+    return frozenset[str]().union(*fitting.values())
+
+
+def shared_memory(module: nn.Module, names: Collection[str]) -> dict[int, Any]:
+    """Parameters over the memory of a module's own, as a memo of ``copy.deepcopy``.
+
+    Args:
+        module: The module that is copied.
+        names: Which of its parameters the copy shares; of a class of their own (quantized ones) none.
+    """
+    found = module.named_parameters(remove_duplicate=False) if names else ()
+    return {id(p): nn.Parameter(p.detach(), False) for name, p in found if name in names and type(p) is nn.Parameter}
+
+
+def followers(module: nn.Module) -> list[str]:
+    """Names of frozen networks that have the layers and shapes of one that trains, and so may be its moving average."""
+    trained = {name: layer for name, layer in module.named_modules() if name and _trains(layer)}
+    forms: dict[tuple[Any, ...], list[str]] = {}
+    for name, layer in trained.items():
+        forms.setdefault(_form(layer), []).append(name)
+
+    def follows(name: str, layer: nn.Module) -> bool:
+        last = name.rpartition(".")[2]
+        like = [other for other in forms.get(_form(layer), ()) if not _in_a_row(name, other)]
+        if last != UNUSED and any(_may_follow(layer, trained[other]) for other in like):
+            return True
+        parts = [(part, child) for part, child in layer.named_children() if list(child.parameters())]
+        alone = not list(layer.parameters(recurse=False))
+        return alone and bool(parts) and all(follows(f"{name}.{part}", child) for part, child in parts)
+
+    found, inside = list[str](), list[str]()
+    for name, layer in module.named_modules():
+        if name and name not in trained and not name.startswith(tuple(inside)) and list(layer.parameters()):
+            inside.append(f"{name}.")  # the largest ones
+            found += [name] if follows(name, layer) else []
+    return found
+
+
+def _trains(layer: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _form(layer: nn.Module) -> tuple[Any, ...]:
+    return tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+
+
+def _in_a_row(one: str, other: str) -> bool:
+    """Whether two layers are numbered parts of one: of a stack of equal layers the first ones are often frozen."""
+    (first, _, number), (second, _, index) = one.rpartition("."), other.rpartition(".")
+    return first == second and number.isdecimal() and index.isdecimal()
+
+
+def _may_follow(frozen: nn.Module, trained: nn.Module) -> bool:
+    """Whether a frozen network may be the average of one of its form; a single layer only if it has its values, too."""
+    layers = [layer for layer in frozen.modules() if list(layer.parameters(recurse=False))]
+    return len(layers) > 1 or all(
+        same(own, other) for own, other in zip(frozen.parameters(), trained.parameters(), strict=True)
+    )

@@ -25,8 +25,6 @@ from pfl_lightning.drop_in.fits.resume import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.clients import split_attributes, with_attributes
 
-__all__ = ["ModuleSteps"]
-
 
 class ModuleSteps:
     """Steps of a user's module, to whose loss the terms of its client's method are added."""

@@ -11,21 +11,17 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
-from pfl_lightning.drop_in.client.copies import Factory, copied
-from pfl_lightning.drop_in.client.frozen import frozen_parameters
-from pfl_lightning.drop_in.client.new_client import new_client
+from pfl_lightning.drop_in.client.copies import Factory, copied, frozen_parameters
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.roles import (
     Roles,
-    check_scores,
     chosen_parts,
     find_roles,
     head_layer,
-    input_width,
     is_linear,
-    number_of_scores,
     traced_head,
     width_of,
+    widths_of_head,
 )
 from pfl_lightning.drop_in.client.tracing import Trace, trace_batch
 from pfl_lightning.drop_in.client.user_module import HeadNeeded, UserModule
@@ -33,8 +29,6 @@ from pfl_lightning.drop_in.features.capture import FeatureSource
 from pfl_lightning.drop_in.features.feature_module import FeatureModule
 from pfl_lightning.drop_in.features.view_module import ViewModule
 from pfl_lightning.errors import ConfigurationError
-
-__all__ = ["ClientParts"]
 
 
 @dataclass(frozen=True)
@@ -91,9 +85,8 @@ class ClientParts:
             return True
         roles, classes, source = find_roles(module, self.head or ()), 0, None
         if self.on_features:
-            layer = module.get_submodule(head_layer(module, roles))
-            classes = number_of_scores(layer) or 1
-            source = FeatureSource(self.features, input_width(layer) or 1, self.labels)
+            width, scores = widths_of_head(module.get_submodule(head_layer(module, roles)))
+            classes, source = scores or 1, FeatureSource(self.features, width or 1, self.labels)
         with isolate_rng():  # of first weights that a method adds
             client = self._client(module, classes, roles, source)
         try:
@@ -114,22 +107,21 @@ class ClientParts:
             ConfigurationError: The head, or what there is of features and classes, is not known.
         """
         wanted = self.try_out(module)
-        named = None if wanted or not self.on_features else find_roles(module, self.head or ())
-        unclear = named is not None and not is_linear(module.get_submodule(head_layer(module, named)))
+        roles = Roles(()) if wanted else find_roles(module, self.head or ())
+        unclear = self.on_features and (wanted or not is_linear(module.get_submodule(head_layer(module, roles))))
         traces = wanted or unclear or self.features is not None
         trace = trace_batch(self.copied(module), data) if traces else Trace()
-        roles = traced_head(module, trace, self.method.__name__) if wanted else find_roles(module, self.head or ())
+        roles = traced_head(module, trace, self.method.__name__) if wanted else roles
         if not self.on_features:
             return self._client(module, data.num_classes, roles)
         name = head_layer(module, roles)
-        layer = module.get_submodule(name)
-        entering = input_width(layer, trace.inputs.get(name))
-        classes, scores = data.num_classes, number_of_scores(layer, trace.outputs.get(name))
-        width = entering if self.features is None else width_of(trace.outputs.get(self.features))
+        classes, seen = data.num_classes, trace.inputs.get(name)
+        entering, scores = widths_of_head(module.get_submodule(name), seen, trace.outputs.get(name))
+        width, place = entering, f"the head {name!r} takes"
+        if self.features is not None:
+            seen, place = trace.outputs.get(self.features), f"features={self.features!r} gives"
+            width = width_of(seen)
         if width is None:
-            place, seen = f"the head {name!r} takes", trace.inputs.get(name)
-            if self.features is not None:
-                place, seen = f"features={self.features!r} gives", trace.outputs.get(self.features)
             raise ConfigurationError(
                 f"{self.method.__name__} works on features of the shape (batch, d), and {place} "
                 f"{seen or trace.problem or 'nothing in a step'}: name a layer with one vector for each sample by "
@@ -138,11 +130,9 @@ class ClientParts:
         if self.method.scores_features and (scores is None or scores < classes or width != entering):
             raise ConfigurationError(
                 f"{self.method.__name__} passes features through the head by itself: {name!r} takes {entering} numbers "
-                f"and gives {scores} scores, the features have {width} numbers and the data {classes} classes. Leave "
-                "features= away, and let the head give one score for each class"
+                f"and gives {scores} scores, of {width} features and {classes} classes. Leave features= away, and let "
+                "the head give one score for each class"
             )
-        if self.method.scores_features and not is_linear(layer):
-            check_scores(layer, name, width, self.method.__name__)
         source = FeatureSource(self.features, width, self.labels)
         return self._client(module, max(classes, scores or 0), roles, source)
 
@@ -169,16 +159,11 @@ class ClientParts:
         else:
             kind = FeatureModule if self.method.steps_on_modules else ViewModule
             model = kind(module, roles, source, **own)
-        return new_client(self.method, model, num_classes, self.settings)
+        return model.new_client(self.method, num_classes, self.settings)
 
     def _check_features(self, module: L.LightningModule) -> None:
-        if self.features is None:
-            return
-        name = self.method.__name__
-        if not self.on_features:
-            raise ConfigurationError(f"features={self.features!r}: {name} needs no features; leave it out")
-        layers = [layer for layer, _ in module.named_modules() if layer]
-        if self.features not in layers:
-            raise ConfigurationError(
-                f"features={self.features!r} is no layer of {type(module).__name__}; there are {', '.join(layers)}"
-            )
+        layers, given = [layer for layer, _ in module.named_modules() if layer], f"features={self.features!r}"
+        if self.features is not None and not self.on_features:
+            raise ConfigurationError(f"{given}: {self.method.__name__} needs no features; leave it out")
+        if self.features is not None and self.features not in layers:
+            raise ConfigurationError(f"{given} is no layer of {type(module).__name__}; there are {', '.join(layers)}")

@@ -14,8 +14,6 @@ from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.messages import State
 from pfl_lightning.state.tensors import load_state
 
-__all__ = ["EXTRA_STATE", "load_plain_state", "plain_state", "plain_states"]
-
 EXTRA_STATE = "_extra_state"
 """How names of what layers add by ``get_extra_state`` end: no parameters and no buffers."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -20,98 +22,67 @@ from torch.optim.lr_scheduler import LRScheduler
 from pfl_lightning.datamodules.adapters.stages import DATA
 from pfl_lightning.state.equality import same
 
-__all__ = ["MISSING", "Changes", "Found", "Path", "class_values", "packed", "set_at", "unpacked"]
-
 Path = tuple[str | int, ...]
 """Where a value is: the name of an attribute of a layer, and names of attributes, keys or places inside of it."""
 
 Found = dict[Path, Any]
+Change = tuple[Path, Any]
 
-MISSING = object()
+MISSING, LOST = object(), object()
 MAX_VALUES = 10_000
 """Values in one attribute that are kept for a client; a history of all steps of a long run is not."""
 
 _DEPTH = 6
 _SINGLE = (type(None), bool, int, float, str, bytes)
-_CONTAINERS = (list, tuple, set, frozenset, deque, dict, OrderedDict, Counter)
-_KINDS = {kind.__name__: kind for kind in _CONTAINERS}
-_NO_VALUES: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, L.Trainer, *DATA, type, ModuleType)
-_NO_VALUES += (FunctionType, MethodType, BuiltinFunctionType, weakref.ref)
+_KINDS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque, dict, OrderedDict, Counter)}
+_NO_VALUES = (nn.Module, Optimizer, LRScheduler, L.Trainer, *DATA, type, ModuleType, weakref.ref)
+_NO_VALUES += (FunctionType, MethodType, BuiltinFunctionType)  # type: ignore[assignment]
 
 
-class Changes:
-    """What of a layer's attributes a local fit has changed.
+def changes(now: Any, first: Any, path: Path, known: Collection[int] = (), depth: int = _DEPTH) -> Iterator[Change]:
+    """What a local fit has changed of an attribute: places, with the new value, or ``LOST`` where it is not kept.
 
     Args:
+        now: The value.
+        first: What it was; ``MISSING`` where there was none.
+        path: Its place.
         known: Ids of layers, parameters, buffers and data, which are no values.
-
-    Attributes:
-        found: New values, by their places.
-        lost: Names of what has changed and is not kept, each with the reason.
+        depth: How far values in values are followed.
     """
-
-    def __init__(self, known: Collection[int]) -> None:
-        self._known = known
-        self.found: Found = {}
-        self.lost: dict[str, str] = {}
-
-    def compare(self, now: Any, first: Any, path: Path, depth: int = _DEPTH) -> None:
-        """Look for changes of a value, and of what it holds."""
-        if now is first or id(now) in self._known or isinstance(now, _NO_VALUES):
-            return
-        is_plain = _is_plain(now)
-        entries = _entries(now) if depth and not is_plain else None
-        if entries is not None and type(now) is type(first):
-            before = _entries(first) or {}
-            has_grown = isinstance(now, list | tuple | deque) and len(now) > len(first)
-            if has_grown or before.keys() - entries.keys():
-                self._lose(path, f"a {type(now).__name__} of other objects")
-            for key, value in entries.items() if not has_grown else ():
-                if isinstance(key, str | int):
-                    self.compare(value, before.get(key, MISSING), (*path, key), depth - 1)
-        elif is_plain and (first is MISSING or not same(now, first)):
-            if _count(now) > MAX_VALUES:
-                self._lose(path, f"more than {MAX_VALUES:,} values")
-            else:
-                self.found[path] = now
-        elif not is_plain and (entries is not None or (_can_differ(now) and not same(now, first))):
-            self._lose(path, f"a {type(now).__name__}")
-
-    def _lose(self, path: Path, reason: str) -> None:
-        self.lost.setdefault(".".join(map(str, path)), reason)
+    if now is first or id(now) in known or isinstance(now, _NO_VALUES):
+        return
+    size = _size(now)
+    entries = _entries(now) if depth and size == math.inf else None
+    if entries is not None and type(now) is type(first):
+        before = _entries(first) or {}
+        has_grown = isinstance(now, list | tuple | deque) and len(now) > len(first)
+        if has_grown or before.keys() - entries.keys():
+            yield path, LOST
+        for key, value in entries.items() if not has_grown else ():
+            if isinstance(key, str | int):
+                yield from changes(value, before.get(key, MISSING), (*path, key), known, depth - 1)
+    elif entries is not None or not (same(now, first) or (size == math.inf and not _can_differ(now))):
+        yield path, LOST if size > MAX_VALUES else now
 
 
-def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
-    if isinstance(value, _SINGLE) and type(value) in _SINGLE:
-        return True
+def _size(value: Any, depth: int = _DEPTH) -> float:
+    """Number of plain values; infinite where something else is among them."""
     if isinstance(value, Tensor):
-        return value.layout == torch.strided and not value.is_meta and not isinstance(value, nn.Parameter)
+        is_plain = value.layout == torch.strided and not value.is_meta and not isinstance(value, nn.Parameter)
+        return value.numel() if is_plain else math.inf
     if isinstance(value, np.ndarray | np.generic):
-        return bool(value.dtype.kind in "biuf")
-    if type(value) not in _CONTAINERS or not depth:
-        return False
-    return all(_is_plain(each, depth - 1) for each in _inside(value))
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """Keys and values of a container."""
-    if isinstance(value, dict):
-        yield from value.keys()
-        yield from value.values()
-    else:
-        yield from value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, Tensor | np.ndarray):
-        return int(value.numel() if isinstance(value, Tensor) else value.size)
-    return sum(map(_count, _inside(value))) if type(value) in _CONTAINERS else 1
+        return value.size if value.dtype.kind in "biuf" else math.inf
+    if type(value) in _SINGLE:
+        return 1
+    if type(value) not in _KINDS.values() or not depth:
+        return math.inf
+    parts = chain(value.keys(), value.values()) if isinstance(value, dict) else value
+    return sum(_size(part, depth - 1) for part in parts)
 
 
 def _can_differ(value: Any) -> bool:
     """Whether the content of an object can be told from another's."""
-    kind: Any = type(value)
-    told = kind.__eq__ is not object.__eq__ or hasattr(value, "equals")
+    told = type(value).__eq__ is not object.__eq__ or hasattr(value, "equals")
     return told or isinstance(value, torch.Generator | Enum)
 
 
@@ -128,24 +99,30 @@ def _entries(value: Any) -> Mapping[Any, Any] | None:
     return None if whole else getattr(value, "__dict__", None)
 
 
+def put(holder: Any, key: Any, value: Any) -> None:
+    """Set a value in a dictionary, list or object; a dictionary or list there takes its content: functions hold it."""
+    now = (_entries(holder) or {}).get(key, MISSING)
+    if now is value:
+        return
+    if type(now) is type(value) and isinstance(now, dict):
+        now.clear()
+        now.update(value)
+    elif type(now) is type(value) and isinstance(now, list):
+        now[:] = value
+    elif isinstance(holder, dict | list | deque):
+        holder[key] = value
+    elif not isinstance(holder, tuple):
+        vars(holder)[key] = value
+
+
 def set_at(owner: dict[str, Any], path: Path, value: Any) -> None:
-    """Set a value at its place, in the dictionary or list that is there already, which functions may hold, too."""
+    """Set a value at its place, on the device of what is there."""
     holder: Any = owner
     for part in path[:-1]:
         holder = (_entries(holder) or {}).get(part)
-    last = path[-1]
-    now = (_entries(holder) or {}).get(last, MISSING)
-    if isinstance(now, Tensor) and isinstance(value, Tensor):
-        value = value.to(now.device)
-    if isinstance(now, dict) and isinstance(value, dict):
-        now.clear()
-        now.update(value)
-    elif type(now) is type(value) is list:
-        now[:] = value
-    elif isinstance(holder, dict | list):
-        holder[last] = value  # type: ignore[index]  # as it was found
-    elif not isinstance(holder, tuple):
-        vars(holder)[last] = value
+    now = (_entries(holder) or {}).get(path[-1])
+    is_tensor = isinstance(now, Tensor) and isinstance(value, Tensor)
+    put(holder, path[-1], value.to(now.device) if is_tensor else value)  # type: ignore[union-attr]
 
 
 def packed(networks: list[dict[str, Found]]) -> bytes:
@@ -170,23 +147,19 @@ def unpacked(content: bytes) -> list[dict[str, Found]]:
 
 
 def _packed(value: Any) -> Any:
+    """A value as tensors, numbers, texts, lists and tuples; bytes as texts, since reading bytes would run code."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, np.ndarray | np.generic):
-        return ("array", isinstance(value, np.generic), value.dtype.str, list(value.shape), _text(value.tobytes()))
+        content = value.tobytes().decode("latin1")
+        return ("array", isinstance(value, np.generic), value.dtype.str, list(value.shape), content)
     if isinstance(value, bytes):
-        return ("bytes", _text(value))
+        return ("bytes", value.decode("latin1"))
     if isinstance(value, dict):
-        pairs = [(_packed(key), _packed(each)) for key, each in value.items()]
-        return (type(value).__name__, None, pairs)
-    if type(value) in _CONTAINERS:
+        return (type(value).__name__, None, [(_packed(key), _packed(each)) for key, each in value.items()])
+    if type(value) in _KINDS.values():
         return (type(value).__name__, getattr(value, "maxlen", None), [_packed(each) for each in value])
     return value
-
-
-def _text(content: bytes) -> str:
-    """Bytes as a text: as they are, reading them would run code."""
-    return content.decode("latin1")
 
 
 def _unpacked(value: Any) -> Any:
@@ -197,11 +170,11 @@ def _unpacked(value: Any) -> Any:
     if value[0] == "array":
         array = np.frombuffer(bytearray(value[4], "latin1"), dtype=np.dtype(value[2])).reshape(value[3])
         return array[()] if value[1] else array
-    kind, most, parts = value
-    if issubclass(_KINDS[kind], dict):
-        return _KINDS[kind]({_unpacked(key): _unpacked(each) for key, each in parts})
-    items = [_unpacked(each) for each in parts]
-    return deque(items, most) if kind == "deque" else _KINDS[kind](items)
+    kind, most, parts = _KINDS[value[0]], value[1], value[2]
+    if issubclass(kind, dict):
+        return kind({_unpacked(key): _unpacked(each) for key, each in parts})
+    items = map(_unpacked, parts)
+    return deque(items, most) if kind is deque else kind(items)
 
 
 def class_values(kind: type) -> dict[str, str]:
@@ -211,5 +184,5 @@ def class_values(kind: type) -> dict[str, str]:
         for base in kind.__mro__
         if not base.__module__.startswith(("torch.", "lightning.", "pytorch_lightning.", "torchmetrics.", "builtins"))
         for name, value in vars(base).items()
-        if not name.startswith("_") and _is_plain(value) and _count(value) <= MAX_VALUES
+        if not name.startswith("_") and _size(value) <= MAX_VALUES
     }

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-import torch
-from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import nn
 
-from pfl_lightning.drop_in.client.copies import held_tensors
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.tracing import Trace, in_parametrization
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
-
-__all__ = [
-    "Roles",
-    "check_scores",
-    "chosen_parts",
-    "find_roles",
-    "head_layer",
-    "input_width",
-    "is_linear",
-    "number_of_scores",
-    "renew",
-    "traced_head",
-    "width_of",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -88,14 +70,13 @@ def chosen_parts(
     both = sorted(stays & travels)
     if both:
         raise ConfigurationError(
-            f"personal={personal!r} and shared={shared!r} both name {both[0]} of {_name(module)}: a tensor stays with "
-            "each client or travels; make one of the patterns narrower"
+            f"personal={personal!r} and shared={shared!r} both name {both[0]} of {_name(module)}: make one narrower"
         )
     unset = [n for n, b in module.named_buffers() if n in travels and not bool(b.isfinite().all())]
     if unset:
         raise ConfigurationError(
-            f"shared={shared!r} names {unset[0]} of {_name(module)}, whose first values are not finite, so that it "
-            "has no mean: give it finite first values, or leave it on the clients"
+            f"shared={shared!r} names {unset[0]} of {_name(module)}, whose first values are not finite and have no "
+            "mean: give it finite ones, or leave it on the clients"
         )
     return stays, travels
 
@@ -131,8 +112,7 @@ def named_part(module: nn.Module, option: str, patterns: str | Sequence[str]) ->
 
 
 def _is_everything(module: nn.Module, names: Iterable[str]) -> bool:
-    own = set(names)
-    return all(name in own for name, _ in module.named_parameters())
+    return {*names}.issuperset(name for name, _ in module.named_parameters())
 
 
 def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
@@ -160,14 +140,12 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     if problem is not None:
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
         near = dict.fromkeys([*trace.last, *trace.called[-3:], *linear[-3:]])
-        inside = {
-            name: [own for own, _ in module.named_parameters() if f"{own}.".startswith(f"{name}.")] for name in near
-        }
-        candidates = [name for name, own in inside.items() if not _is_everything(module, own)]
+        rest = {name: [n for n, _ in module.named_parameters() if not f"{n}.".startswith(f"{name}.")] for name in near}
+        candidates = ", ".join(repr(name) for name, others in rest.items() if others) or "none"
         raise ConfigurationError(
             f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
-            f"layer that is: {problem}. Name it by head= (candidates: {', '.join(map(repr, candidates)) or 'none'}), "
-            "or take a method without a head, such as FedAvg"
+            f"layer that is: {problem}. Name it by head= (candidates: {candidates}), or take a method without a head, "
+            "such as FedAvg"
         ) from trace.error
     _log.warning(
         "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",
@@ -196,8 +174,6 @@ def _name(module: nn.Module) -> str:
 
 Shape = tuple[int, ...] | None
 
-_TABLES = (nn.Embedding, nn.EmbeddingBag)
-
 
 def head_layer(module: nn.Module, roles: Roles) -> str:
     """Name of the innermost layer that has the head's parameters and buffers, and no others.
@@ -219,26 +195,22 @@ def head_layer(module: nn.Module, roles: Roles) -> str:
     return innermost
 
 
-def input_width(head: nn.Module, seen: Shape = None) -> int | None:
-    """Width of what enters a head; ``None`` where neither its layers nor a traced batch tell it.
+def widths_of_head(head: nn.Module, entering: Shape = None, leaving: Shape = None) -> tuple[int | None, int | None]:
+    """Numbers that enter a head for each sample, and scores that it gives; ``None`` where nothing tells them.
 
     Args:
         head: The head.
-        seen: Shape of what entered it in a traced batch.
+        entering: Shape of what entered it in a traced batch, for other layers than linear ones.
+        leaving: Shape of what it gave there.
     """
-    first = next(iter(_linear(head)), None)
-    return first.in_features if isinstance(first, nn.Linear) else width_of(seen) or _size(first, 1)
-
-
-def number_of_scores(head: nn.Module, seen: Shape = None) -> int | None:
-    """Number of scores that a head gives; ``None`` where neither its layers nor a traced batch tell it.
-
-    Args:
-        head: The head.
-        seen: Shape of what it gave in a traced batch.
-    """
-    last = next(reversed(_linear(head)), None)
-    return last.out_features if isinstance(last, nn.Linear) else width_of(seen) or _size(last, 0)
+    # Layers with a weight (out, in), of whatever class: of a graph library, normalized, parametrized, adapted.
+    named = [layer for name, layer in head.named_modules() if not in_parametrization(name)]
+    found = [layer for layer in named if getattr(getattr(layer, "weight", None), "ndim", 0) == 2] or [head]
+    first, last = found[0], found[-1]
+    return (
+        first.in_features if isinstance(first, nn.Linear) else width_of(entering),
+        last.out_features if isinstance(last, nn.Linear) else width_of(leaving),
+    )
 
 
 def is_linear(head: nn.Module) -> bool:
@@ -254,51 +226,17 @@ def width_of(shape: Shape) -> int | None:
     return shape[1]
 
 
-def check_scores(head: nn.Module, name: str, width: int, method: str) -> None:
-    """Refuse a head that does not make scores of features alone, such as one that asks for the classes, too.
-
-    Raises:
-        ConfigurationError: It ends in an error, or gives something else.
-    """
-    like = next(head.parameters())
-    try:
-        own = copy.deepcopy(head, held_tensors(head)).eval()
-        with torch.no_grad(), isolate_rng():
-            shape = tuple(own(torch.zeros(2, width, dtype=like.dtype, device=like.device)).shape)
-        problem, cause = f"gave {shape}", None
-    except Exception as error:  # whatever a user's own layer raises, or that it gives no tensor
-        shape, problem, cause = (), f"ended in {type(error).__name__}: {error}", error
-    if len(shape) != 2 or shape[0] != 2:
-        raise ConfigurationError(
-            f"{method} passes features through the head by itself, and {name!r} (a {type(head).__name__}), called with "
-            f"features of the shape (2, {width}) alone, {problem}: let it give scores (2, classes) for these, or use a "
-            "method that leaves the head's calls to the module, such as FedPAC or FedProto"
-        ) from cause
-
-
 def renew(head: nn.Module, name: str) -> None:
     """Give a head new random values, as when its layers were made.
 
     Raises:
         ConfigurationError: A layer with parameters does not say how.
     """
-    for place, layer in head.named_modules():
+    for layer in head.modules():
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
         elif next(layer.parameters(recurse=False), None) is not None:
             raise ConfigurationError(
-                f"personalize.train 'linear' starts with a new head, and {type(layer).__name__} at "
-                f"{'.'.join(filter(None, (name, place)))!r} has no reset_parameters that would make it new: use "
-                "'head', which starts from the trained one"
+                f"personalize.train 'linear' starts with a new head, and {type(layer).__name__} at {name!r} has no "
+                "reset_parameters that would make it new: use 'head', which starts from the trained one"
             )
-
-
-def _linear(head: nn.Module) -> list[nn.Module]:
-    """Layers with a weight (out, in), of whatever class: of a graph library, normalized, parametrized, adapted."""
-    named = [layer for name, layer in head.named_modules() if not in_parametrization(name)]
-    return [layer for layer in named if isinstance(layer, nn.Linear) or _size(layer, 0) is not None]
-
-
-def _size(layer: nn.Module | None, dimension: int) -> int | None:
-    weight = None if layer is None or isinstance(layer, _TABLES) else getattr(layer, "weight", None)
-    return weight.shape[dimension] if isinstance(weight, Tensor) and weight.ndim == 2 else None

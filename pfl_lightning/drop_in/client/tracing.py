@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -20,10 +21,9 @@ from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.module_calls import lent_to_trainer
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.lightning_private import silent_trainer
 from pfl_lightning.notices import naming_clients, silence
 from pfl_lightning.state.tensors import tensors_in
-
-__all__ = ["Trace", "in_parametrization", "trace_batch"]
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Layers that may stand behind the last layer with weights and are no head by themselves."""
@@ -69,16 +69,17 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
         data: Every client's data.
     """
     watch = _Watch(module)
+    client = data.participating[0]
     try:
         with (
             isolate_rng(),
             silence(),
-            naming_clients(data.participating[0], round=0),
+            naming_clients(client, round=0),
             watch.layers_watched(),
             torch.enable_grad(),
             torch.inference_mode(False),
         ):
-            _run(module, data, watch)
+            _run(module, data.client_data(client), data, watch)
     except Exception as error:  # whatever a step may raise that runs outside of its Trainer's usual surroundings
         if watch.trace.problem is not None:
             watch.trace.problem = f"the step ended in {type(error).__name__}: {str(error).splitlines()[0][:200]}"
@@ -86,35 +87,27 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
     return watch.trace
 
 
-def _run(module: L.LightningModule, data: FederatedData, watch: _Watch) -> None:
-    client = data.participating[0]
-    own = data.client_data(client)
-    settings: Any = getattr(own, "batches", None) or data
-    size = min(settings.batch_size, max(len(own.train), 1))
+def _run(module: L.LightningModule, own: Any, data: Any, watch: _Watch) -> None:
+    size = min((getattr(own, "batches", None) or data).batch_size, max(len(own.train), 1))
     loader = own.train.loader(size, device=torch.device("cpu"))
     items = OwnData(FitData(own.train, size, validation=own.validation))
-    trainer = L.Trainer(
+    limits = {"max_steps": 1, "max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0}
+    trainer = silent_trainer(
+        **limits,
         accelerator="cpu",
         devices=1,
-        max_steps=1,
-        max_epochs=1,
-        limit_train_batches=1,
-        limit_val_batches=0,
         num_sanity_val_steps=0,
         logger=DummyLogger(),
         callbacks=[watch],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         use_distributed_sampler=False,
         inference_mode=False,
         default_root_dir=os.devnull,
     )
+    source: Any = {"train_dataloaders": loader}
+    if own.train.datamodule is not None:
+        source = {"datamodule": standing_in(own.train.datamodule, {"train_dataloader": loader}, items)}
     with lent_to_trainer(module, **items.attributes(module), **items.hooks(module)):
-        if own.train.datamodule is None:
-            trainer.fit(module, train_dataloaders=loader)
-        else:
-            trainer.fit(module, datamodule=standing_in(own.train.datamodule, {"train_dataloader": loader}, items))
+        trainer.fit(module, **source)
 
 
 class _Watch(L.Callback):
@@ -128,63 +121,49 @@ class _Watch(L.Callback):
     @contextmanager
     def layers_watched(self) -> Iterator[None]:
         """See the layers' calls inside."""
-
-        def see(name: str) -> Any:
-            def hook(layer: nn.Module, arguments: Any, output: Any) -> None:
-                self._see(name, arguments, output)
-
-            return hook
-
-        handles = [layer.register_forward_hook(see(name)) for name, layer in self._layers.items()]
-        try:
+        with ExitStack() as stack:
+            for name, layer in self._layers.items():
+                stack.enter_context(layer.register_forward_hook(partial(self._see, name)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._made.clear()
+        self._made.clear()
 
-    def _see(self, name: str, arguments: Any, output: Any) -> None:
-        entering, made = first_tensor(arguments), first_tensor(output)
-        if entering is not None:
-            self.trace.inputs[name] = tuple(entering.shape)
-        if made is not None:
-            self.trace.outputs[name] = tuple(made.shape)
-        if any(p.requires_grad for p in _own_parameters(self._layers[name])):
+    def _see(self, name: str, layer: nn.Module, arguments: Any, output: Any) -> None:
+        for shapes, value in ((self.trace.inputs, arguments), (self.trace.outputs, output)):
+            tensor = first_tensor(value)
+            if tensor is not None:
+                shapes[name] = tuple(tensor.shape)
+        if any(p.requires_grad for p in _own_parameters(layer)):
             for tensor in tensors_in(output):
                 if tensor.grad_fn is not None:
                     self._made.setdefault(tensor.grad_fn, name)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Look at the loss."""
-        self._look_at(loss)
-
-    def _look_at(self, loss: Tensor) -> None:
-        called = tuple(dict.fromkeys(self._made.values()))
+        """Look at the loss: walk back from it, not beyond the layers that are the last ones."""
+        trace, called = self.trace, tuple(dict.fromkeys(self._made.values()))
         inner = {name for name in called if any(other.startswith(f"{name}.") for other in called)}  # no last layers
-        made = {node: name for node, name in self._made.items() if name not in inner}
         layers = {"": self._module, **self._layers}
         owners = {id(p): name for name, layer in layers.items() for p in _own_parameters(layer)}
         itself = {id(p): name for name, p in self._module.named_parameters(recurse=False)}
-        last, norms = dict.fromkeys(self.trace.last), dict.fromkeys(self.trace.norms)
-        seen, waiting = set(), [loss.grad_fn]
+        last, norms = dict.fromkeys(trace.last), dict.fromkeys(trace.norms)
+        seen, waiting = set[Any]([None]), [loss.grad_fn]
         while waiting:
             node: Any = waiting.pop()
-            if node is None or node in seen:
+            if node in seen:
                 continue
             seen.add(node)
-            name = made.get(node)
-            if name is not None and not isinstance(self._layers[name], NORMS):
-                last[name] = None
-                continue
-            if name is not None:
-                norms[name] = None
+            name = self._made.get(node)
+            if name is not None and name not in inner:
+                is_norm = isinstance(self._layers[name], NORMS)
+                (norms if is_norm else last)[name] = None
+                if not is_norm:
+                    continue
             own: Any = getattr(node, "variable", None)
             owner = owners.get(id(own))
             if owner is not None and own.numel() > 1 and owner not in called:  # as in a regularizer
                 last[owner or itself[id(own)]] = None  # used outside of its layer's call
             waiting += [following for following, _ in node.next_functions]
-        self.trace.last, self.trace.norms, self.trace.called = tuple(last), tuple(norms), called
-        self.trace.problem = None if last else "the loss depends on no layer with weights that train"
+        trace.last, trace.norms, trace.called = tuple(last), tuple(norms), called
+        trace.problem = None if last else "the loss depends on no layer with weights that train"
 
 
 def in_parametrization(name: str) -> bool:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import Metric, MetricTracker
 
 from pfl_lightning.datamodules.adapters.stages import DATA, data_in
 from pfl_lightning.drop_in.client.plain_state import plain_state
-from pfl_lightning.drop_in.client.remembered import MISSING, Changes, Found, class_values, set_at
-
-__all__ = ["Transient", "keeps_attributes", "own_attributes", "say_what_is_left_out"]
+from pfl_lightning.drop_in.client.remembered import LOST, MISSING, Found, changes, class_values, put, set_at
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +24,7 @@ _WRAPPED = frozenset({"update", "compute"})
 
 
 class _Uncopied:
-    """Stands, as a class, for a value that could not be copied and is left alone."""
+    """Stands, as a class, for a value that cannot be copied (a lock, a file, an open connection) and is left alone."""
 
 
 class Transient:
@@ -41,6 +38,9 @@ class Transient:
 
     Args:
         module: The module.
+
+    Attributes:
+        attributes: Those of each layer, as they were.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -49,24 +49,19 @@ class Transient:
         memo, kept = _tensors_and_layers(module), set(plain_state(module))
         self._hold_buffers(module)
         self._scratch = {n: b.detach().clone() for n, b in module.named_buffers() if n not in kept}
-        trackers = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, MetricTracker))
-        self._trackers = {name: (set(layer._modules), layer._increment_called) for name, layer in trackers}
-        owners = {name: layer for name, layer in module.named_modules() if keeps_attributes(layer)}
-        self._attributes = {name: _copies(own_attributes(layer), memo) for name, layer in owners.items()}
+        layers = dict(module.named_modules())
+        self._steps = {name: set(layer._modules) for name, layer in layers.items() if isinstance(layer, MetricTracker)}
+        owners = {name: layer for name, layer in layers.items() if keeps_attributes(layer)}
+        self.attributes = {name: _copies(own_attributes(layer), memo) for name, layer in owners.items()}
         self._named: set[str] = set()
         self._class_values = class_values(type(module))
 
-    @property
-    def attributes(self) -> list[dict[str, Any]]:
-        """Those of each layer, as they were."""
-        return list(self._attributes.values())
-
     def _hold_buffers(self, module: nn.Module) -> None:
-        self._parameters = {name: set(layer._parameters.keys()) for name, layer in module.named_modules()}
-        self._held: dict[str, dict[str, tuple[Tensor | None, torch.Size | None]]] = {
-            name: {key: (buffer, None if buffer is None else buffer.shape) for key, buffer in layer._buffers.items()}
+        self._held = {
+            name: (dict(layer._buffers.items()), {key: b.shape for key, b in layer._buffers.items() if b is not None})
             for name, layer in module.named_modules()
         }
+        self._parameters = {name: set(layer._parameters.keys()) for name, layer in module.named_modules()}
 
     def restore_forms(self, module: nn.Module) -> list[str]:
         """Bring back buffers that were added, taken away, or set to tensors of other shapes.
@@ -76,12 +71,13 @@ class Transient:
         """
         found = []
         for name, layer in module.named_modules():
-            held, now = self._held.get(name, {}), dict(layer._buffers.items())
-            # Parameters may have become buffers, as in a target network; layers may have been added.
-            added = now.keys() - held.keys() - self._parameters.get(name, now.keys())
+            if name not in self._held:  # a layer that was added
+                continue
+            (held, shapes), now = self._held[name], dict(layer._buffers.items())
+            # Parameters may have become buffers, as in a target network, and buffers attributes.
+            added = [key for key in now if key not in held and key not in self._parameters[name]]
             for key in (*held, *added):
-                before, shape = held.get(key, (None, None))
-                own = now.get(key)
+                own, before, shape = now.get(key), held.get(key), shapes.get(key)
                 became = own is None and (key in vars(layer) or key in layer._parameters)
                 if key in held and (became or (None if own is None else own.shape) == shape):
                     continue
@@ -90,8 +86,8 @@ class Transient:
                 if key in added:
                     delattr(layer, key)
                     continue
-                if before is not None and before.shape != shape:  # it was resized in place
-                    before = before.new_zeros(cast(torch.Size, shape))
+                if before is not None and shape is not None and before.shape != shape:  # it was resized in place
+                    before = before.new_zeros(shape)
                 layer._buffers[key] = before if before is None or own is None else before.to(own.device)
         return found
 
@@ -100,18 +96,17 @@ class Transient:
         self.restore_forms(module)
         self._hold_buffers(module)
         memo = _tensors_and_layers(module)
-        for name, first in self._attributes.items():
+        for name, first in self.attributes.items():
             layer = module.get_submodule(name)
             for added in own_attributes(layer).keys() - first.keys():
                 delattr(layer, added)
             for attribute, value in _copies(first, memo).items():
                 if value is not _Uncopied:
-                    vars(layer)[attribute] = _in_place(vars(layer).get(attribute), value)
-        for name, (kept_steps, begun) in self._trackers.items():
-            tracker = cast(MetricTracker, module.get_submodule(name))
-            for step in tracker._modules.keys() - kept_steps:
-                del tracker._modules[step]
-            tracker._increment_called = begun
+                    put(vars(layer), attribute, value)
+        for name, steps in self._steps.items():
+            tracked = module.get_submodule(name)._modules
+            for step in tracked.keys() - steps:
+                del tracked[step]
         buffers = dict(module.named_buffers())
         with torch.no_grad():
             for name, value in self._scratch.items():
@@ -123,16 +118,18 @@ class Transient:
 
         Metric objects are left out.
         """
-        known, found, lost = _tensors_and_layers(module).keys(), dict[str, Found](), dict[str, str]()
-        for name, first in self._attributes.items():
-            layer, changes = module.get_submodule(name), Changes(known)
-            for attribute, value in own_attributes(layer).items() if not isinstance(layer, Metric) else ():
-                if first.get(attribute) is not _Uncopied:
-                    changes.compare(value, first.get(attribute, MISSING), (attribute,))
-            if changes.found:
-                found[name] = changes.found
-            lost |= {f"{name}.{place}".removeprefix("."): reason for place, reason in changes.lost.items()}
-        self._say_what_is_lost(type(module), lost)
+        known, found, lost = _tensors_and_layers(module).keys(), dict[str, Found](), list[str]()
+        for name, first in self.attributes.items():
+            layer = module.get_submodule(name)
+            for attribute, value in own_attributes(layer).items() if not _measures(layer) else ():
+                before = first.get(attribute, MISSING)
+                changed = changes(value, before, (attribute,), known) if before is not _Uncopied else ()
+                for path, now in changed:
+                    if now is LOST:
+                        lost.append(".".join(map(str, (name, *path))).removeprefix("."))
+                    else:
+                        found.setdefault(name, {})[path] = now
+        self._warn_of(lost, type(module))
         return found
 
     def recall(self, module: nn.Module, found: dict[str, Found]) -> None:
@@ -142,20 +139,19 @@ class Transient:
             for path, value in values.items():
                 set_at(owner, path, value)
 
-    def _say_what_is_lost(self, kind: type, lost: dict[str, str]) -> None:
-        new = {name: reason for name, reason in lost.items() if name not in self._named}
+    def _warn_of(self, lost: list[str], kind: type) -> None:
         now = class_values(kind)
         shared = [name for name, before in self._class_values.items() if now.get(name, before) != before]
-        shared = [name for name in shared if name not in self._named]
-        self._named |= {*new, *shared}
-        if new:
+        lost, shared = ([name for name in names if name not in self._named] for names in (lost, shared))
+        self._named |= {*lost, *shared}
+        if lost:
             _log.warning(
                 "local fits change attributes of %s that are not kept for the client's next: %s. Each local fit and "
-                "evaluation begins with their first values. Numbers, strings, small tensors, and lists and "
-                "dictionaries of these are kept; a larger tensor belongs into register_buffer, and an average of the "
-                "weights into a layer (a copy of the network), or use Lightning's WeightAveraging",
+                "evaluation begins with their first values. Kept are numbers, strings, tensors, lists and dictionaries "
+                "of these, up to 10,000 values; a larger tensor belongs into register_buffer, and an average of the "
+                "weights into a layer (a copy of the network) or Lightning's WeightAveraging",
                 kind.__name__,
-                "; ".join(f"{name} ({reason})" for name, reason in new.items()),
+                ", ".join(lost),
             )
         if shared:
             _log.warning(
@@ -167,17 +163,12 @@ class Transient:
             )
 
 
-def say_what_is_left_out(kind: str, names: Sequence[str]) -> None:
-    """Warn of buffers that have changed their form.
-
-    Args:
-        kind: Class of the module.
-        names: What :meth:`Transient.restore_forms` returned.
-    """
+def warn_of_forms(kind: str, names: list[str]) -> None:
+    """Warn of buffers that have changed their form: of a module's class, what :meth:`Transient.restore_forms` found."""
     _log.warning(
-        "buffers of %s changed their shapes in a local fit or an evaluation: %s. One shape holds for all clients "
-        "and the server, so that these values are neither sent nor saved, and every local fit and evaluation begins "
-        "with the first shape. To have them averaged and saved, give register_buffer the final shape in __init__",
+        "buffers of %s changed their shapes in a local fit or an evaluation: %s. One shape holds for all clients and "
+        "the server: these values are neither sent nor saved, and every local fit and evaluation begins with the first "
+        "shape. To have them averaged and saved, give register_buffer the final shape in __init__",
         kind,
         ", ".join(names),
     )
@@ -185,7 +176,11 @@ def say_what_is_left_out(kind: str, names: Sequence[str]) -> None:
 
 def keeps_attributes(layer: nn.Module) -> bool:
     """Whether a layer may have Python attributes that a step changes."""
-    return isinstance(layer, Metric) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
+    return _measures(layer) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
+
+
+def _measures(layer: nn.Module) -> bool:
+    return isinstance(layer, Metric | MetricTracker)
 
 
 def own_attributes(layer: nn.Module) -> dict[str, Any]:
@@ -205,25 +200,11 @@ def _tensors_and_layers(module: nn.Module) -> dict[int, Any]:
     return {id(one): one for one in found}
 
 
-def _in_place(now: Any, before: Any) -> Any:
-    """What an attribute was; the dictionary or list that it is, with the former content."""
-    if now is not before and type(now) is type(before):
-        if isinstance(now, dict):
-            content = dict(before)
-            now.clear()
-            now.update(content)
-            return now
-        if isinstance(now, list):
-            now[:] = list(before)
-            return now
-    return before
-
-
 def _copies(values: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         try:
             found[name] = copy.deepcopy(value, memo)
-        except Exception:  # whatever an object's own copying may raise: a lock, a file, an open connection
+        except Exception:  # whatever an object's own copying may raise
             found[name] = _Uncopied
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
@@ -12,13 +13,12 @@ from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource
-from pfl_lightning.drop_in.client.copies import Factory, copied, held_tensors, make_leaves
-from pfl_lightning.drop_in.client.frozen import chosen_names, shared_memory
+from pfl_lightning.drop_in.client.copies import Factory, chosen_names, copied, held_tensors, make_leaves, shared_memory
 from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.plain_state import EXTRA_STATE, plain_state, plain_states
 from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles
-from pfl_lightning.drop_in.client.transient import Transient, say_what_is_left_out
+from pfl_lightning.drop_in.client.transient import Transient, warn_of_forms
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.local_evaluation import score_module
 from pfl_lightning.drop_in.fits.local_fit import fit_module
@@ -32,8 +32,6 @@ from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
 from pfl_lightning.state.closures import bind_functions
 from pfl_lightning.state.tensors import matching, norm_names
-
-__all__ = ["NETWORKS", "HeadNeeded", "UserModule", "bare_name"]
 
 NETWORKS = ("module.", "global_model.")
 """What names of the user's parameters have in front, in the client's state."""
@@ -60,7 +58,7 @@ class UserModule(ModuleSteps):
         roles: Which of its parameters are the head.
         factory: Makes the module once more where it is to be copied; see
             :func:`~pfl_lightning.drop_in.client.copies.copied`.
-        frozen: See :func:`~pfl_lightning.drop_in.client.frozen.frozen_parameters`.
+        frozen: See :func:`~pfl_lightning.drop_in.client.copies.frozen_parameters`.
         chosen: Names in the module of what its user keeps on the clients, and of what the user shares.
     """
 
@@ -81,6 +79,25 @@ class UserModule(ModuleSteps):
 
     # ------------------------------------------------------------------ the client
 
+    def new_client(self, method: type[FederatedClient], num_classes: int, settings: dict[str, Any]) -> FederatedClient:
+        """A client of a method that has this model; the number of classes is 0 where there are none.
+
+        The method's options for the head's rate and its layers are left to the module, unless one is given.
+        """
+        kinds = [kind for kind in method.__mro__ if issubclass(kind, FederatedClient) and "__init__" in vars(kind)]
+        named = [inspect.signature(kind.__init__).parameters for kind in kinds]
+        own: dict[str, Any] = {} if any("epochs" in names for names in named[:-1]) else {"epochs": 1}
+        if method.feature_based:
+            own |= {name: value for name, value in (("head_lr", None), ("head_relu", False)) if name in named[0]}
+        client: Any = method.__new__(method)
+        vars(client)["user_module"], self.client = self, client  # __init__ asks for it: the module is no encoder
+        client.__init__(self.module, num_classes, **{**own, **settings})
+        endings = tuple(f".{name}" for name in client.uninitialized_buffers)
+        # Networks that the method has made of the module have such buffers, too.
+        copies = [name for name, buffer in client.named_buffers(remove_duplicate=False) if _is_uninitialized(buffer)]
+        client.uninitialized_buffers |= {name for name in copies if endings and name.endswith(endings)}
+        return cast(FederatedClient, client)
+
     def mount(self) -> None:
         """Become a part of the client: the module is its layer, and its steps are the module's."""
         client, module = self.client, self.module
@@ -94,13 +111,6 @@ class UserModule(ModuleSteps):
         client.never_trained = frozenset(f"{prefix}{name}" for prefix in NETWORKS for name in self._frozen_by_author)
         client.register_load_state_dict_post_hook(_without_extra_state)
 
-    def find_uninitialized_copies(self) -> None:
-        """Networks that the method has made of the module have its buffers that are not finite, too."""
-        client = self.client
-        endings = tuple(f".{name}" for name in client.uninitialized_buffers)
-        copies = [name for name, buffer in client.named_buffers(remove_duplicate=False) if _is_uninitialized(buffer)]
-        client.uninitialized_buffers |= {name for name in copies if endings and name.endswith(endings)}
-
     def prepare_copy(self, memo: dict[int, Any]) -> None:
         """The client is about to be copied by ``copy.deepcopy``: say what is not copied as other objects are."""
         memo |= held_tensors(self.client) | shared_memory(self.client, self.client.frozen)
@@ -113,7 +123,8 @@ class UserModule(ModuleSteps):
         if self.factory is None:
             own = cast(UserModule, other.user_module)
             make_leaves(other)
-            bind_functions(self.client, other, [values for first in own._transients for values in first.attributes])
+            kept = [values for each in own._transients for values in each.attributes.values()]
+            bind_functions(self.client, other, kept)
 
     # ------------------------------------------------------------------ networks
 
@@ -247,15 +258,7 @@ class UserModule(ModuleSteps):
     # ------------------------------------------------------------------ a fit and an evaluation
 
     def check_watched(self, outside: Iterable[Any], inside: Iterable[Any]) -> None:
-        """Refuse callbacks of the outer Trainer or of local fits that watch what is never logged: here none is known.
-
-        Args:
-            outside: Callbacks of the outer Trainer.
-            inside: Callbacks of local fits.
-
-        Raises:
-            ConfigurationError: One does.
-        """
+        """Refuse callbacks (of the outer Trainer, of local fits) that watch what is never logged: none is known."""
 
     def receive(self, broadcast: Broadcast) -> None:
         """The client is about to take over what the server sends."""
@@ -289,9 +292,9 @@ class UserModule(ModuleSteps):
         pairs = zip(self._transients, self.networks(), strict=False)
         found = dict.fromkeys(name for transient, network in pairs for name in transient.restore_forms(network))
         new = [name for name in found if name not in self._said_of_buffers]
+        self._said_of_buffers |= {*new}
         if new:
-            self._said_of_buffers |= {*new}
-            say_what_is_left_out(type(self.module).__name__, new)
+            warn_of_forms(type(self.module).__name__, new)
 
     def forget_given(self) -> None:
         """From now on the attributes are those that all clients begin with."""
@@ -320,10 +323,7 @@ class UserModule(ModuleSteps):
     def fit_under_trainer(
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
     ) -> dict[str, float]:
-        """Let an inner Trainer train the module as it would be trained without a federation.
-
-        What it logged becomes ``logged_metrics`` of the client; it is not part of the loss terms.
-        """
+        """Let an inner Trainer train the module; what it logged is not part of the loss terms."""
         self.client.logged_metrics |= fit_module(self, make_trainer, context, generator)
         self.client.to(context.data.device)
         return {}

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource, TwoViews
-from pfl_lightning.drop_in.client.new_client import new_client
 from pfl_lightning.drop_in.client.roles import head_layer, renew
 from pfl_lightning.drop_in.client.user_module import UserModule
 from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
@@ -100,7 +99,7 @@ class FeatureModule(UserModule):
         renew(module.get_submodule(self.head_name), self.head_name)
         model = FeatureModule(module, self.roles, self.source, factory=self.factory, frozen=self.frozen_patterns)
         model.local = self.local
-        return new_client(method, model, self.client.num_classes, {})
+        return model.new_client(method, self.client.num_classes, {})
 
     def encoder_state(self) -> dict[str, Tensor]:
         """The state of the module without its head."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.drop_in.federate import check_options, federate
-from pfl_lightning.drop_in.forms.checks import check_labels, split_method
+from pfl_lightning.drop_in.forms.checks import check_labels
 from pfl_lightning.drop_in.forms.given_data import with_loaders
-from pfl_lightning.drop_in.forms.trainer_data import GivenData, data_given_to, put_in_place
 from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.drop_in.predictions import warn_of_unshared_parts
 from pfl_lightning.errors import CheckpointError, ConfigurationError
-from pfl_lightning.lightning_private import attached
+from pfl_lightning.lightning_private import GivenData, attached, data_given_to, put_in_place
 from pfl_lightning.names import method_named
 from pfl_lightning.older_package import written_class
 from pfl_lightning.state.checkpoints import FEDERATION, read_checkpoint, use_atomic_files
-
-__all__ = ["CallbackForm"]
+from pfl_lightning.state.equality import same
 
 _log = logging.getLogger(__name__)
 
@@ -55,13 +52,14 @@ class CallbackForm:
     """
 
     def __init__(self, method: Any, **options: Any) -> None:
-        self.method = find_method(method)
+        self.method = method_named(method) if isinstance(method, str) else method
         self.options = options
         check_labels(options.get("labels"))
         check_options(self.method, options)
         # A LightningCLI gives all that it knows of; None is not a data module.
         defaults = {name: parameter.default for name, parameter in inspect.signature(federate).parameters.items()}
         self.options = {n: v for n, v in options.items() if n not in defaults or v is not defaults[n]}
+        self._has_own_data = any(name in self.options for name in _OWN_DATA)
         self.federation: ModuleFederation | None = None
         self.data: FederatedDataModule | None = None
         self._module: L.LightningModule | None = None
@@ -91,7 +89,7 @@ class CallbackForm:
             if found is not module:
                 put_in_place(trainer, module, given.datamodule, **given.loaders)
             if self.federation is not None and not is_new:
-                self._values = self.federation.owner.changes.begin(module)
+                self._values = self.federation.owner.look()
             return False
         federation, data = self._federation_of(trainer, module, given)
         put_in_place(trainer, federation, data)
@@ -100,8 +98,16 @@ class CallbackForm:
     def begin_evaluation(self, trainer: L.Trainer, federation: Any) -> None:
         """Warn of clients that have no weights of their own: now it is known whether there is a ``ckpt_path``."""
         module, self._unfitted = self._unfitted, None
-        if module is not None and trainer.ckpt_path is None:
-            _warn_of_other_weights(module, module is not self._module, federation)
+        if module is None or trainer.ckpt_path is not None:
+            return
+        personal = federation.clients.personal.get(0).values()
+        if module is not self._module or any(value.is_floating_point() for value in personal):
+            warnings.warn(
+                f"every client is evaluated with the weights that this {type(module).__name__} holds, which are those "
+                "of no checkpoint of this Trainer. With ckpt_path= (of a federation), or the module that was fitted, "
+                "each is evaluated with its own model",
+                stacklevel=2,
+            )
 
     def begin_predictions(self, trainer: L.Trainer, module: Any) -> None:
         """Warn of parts of the global model that no client has trained."""
@@ -111,7 +117,7 @@ class CallbackForm:
         """The Trainer's call is over."""
         self._unfitted = None
         if self.federation is not None and self._values is not None:  # hooks of predictions may have changed the module
-            self.federation.owner.changes.end(self.federation.user_module, self._values)
+            self.federation.owner.end_call(self._values)
         self._values = None
 
     def _is_alike(self, module: Any) -> bool:
@@ -145,11 +151,21 @@ class CallbackForm:
         checkpoint = _checkpoint_of(module, trainer)
         with attached(module, None):
             federation, _ = federate(module, data, method=self.method, **options)
+        self._loaded = module, federation
         if checkpoint is None:
             self._unfitted = module
-        else:
-            _restore(federation, data, trainer, checkpoint, TrainerFn(trainer.state.fn).value)
-        self._loaded = module, federation
+            return federation
+        # Set up before it is the Trainer's turn, whose data module is another one until then.
+        before, trainer.datamodule, federation.trainer = trainer.datamodule, data, trainer  # type: ignore[attr-defined]
+        stage = TrainerFn(trainer.state.fn).value
+        try:
+            data.prepare_data()
+            data.setup(stage)
+            federation.setup(stage)
+            federation.on_load_checkpoint(checkpoint)
+            federation.load_state_dict(checkpoint["state_dict"])
+        finally:
+            trainer.datamodule = before  # type: ignore[attr-defined]
         return federation
 
     def _data_of(self, given: GivenData) -> Any:
@@ -157,10 +173,6 @@ class CallbackForm:
         if given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
             return self.data
         return with_loaders(self.data, given.loaders) if given.is_for_evaluation else None
-
-    @property
-    def _has_own_data(self) -> bool:
-        return any(name in self.options for name in _OWN_DATA)
 
     def _made(self, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
         """A federation of a module and of the data that the Trainer was given, or the callback."""
@@ -179,82 +191,21 @@ class CallbackForm:
             return federate(module, method=self.method, **own, **self.options)
 
 
-def find_method(given: Any) -> Any:
-    """A method by its class or a partial of it, its name (``"FedPer"``) or its import path.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    found = method_named(given) if isinstance(given, str) else given
-    split_method(found)
-    return found
-
-
 def _checkpoint_of(module: L.LightningModule, trainer: Any) -> dict[str, Any] | None:
     """The checkpoint that the Trainer has written of a federation with the module's weights; ``None`` for none."""
     state = module.state_dict()
-    for path in _written(trainer):
-        try:
-            found = read_checkpoint(path, weights_only=True)
-        except CheckpointError:  # damaged, or of something else that lies there
-            continue
-        if FEDERATION in found and _has(state, found["state_dict"]):
-            _log.info("%s has the weights of %s: clients are evaluated as they were then", type(module).__name__, path)
-            return found
-    return None
-
-
-def _written(trainer: Any) -> Iterator[Path]:
-    """The Trainer's files, the best first."""
     for callback in trainer.checkpoint_callbacks:
         paths = [getattr(callback, name, "") for name in ("best_model_path", "last_model_path")]
-        folder = getattr(callback, "dirpath", None)
-        paths += [] if folder is None else sorted(Path(folder).glob("*.ckpt"))
-        yield from (Path(path) for path in paths if path and Path(path).is_file())
-
-
-def _has(state: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
-    """Whether a module has the values of a checkpoint, which may leave out some."""
-    tensors = {name: value for name, value in saved.items() if isinstance(value, torch.Tensor)}
-    return bool(tensors) and all(
-        name in state and state[name].shape == value.shape and torch.equal(state[name].cpu(), value)
-        for name, value in tensors.items()
-    )
-
-
-def _warn_of_other_weights(module: L.LightningModule, is_other: bool, federation: Any) -> None:
-    """Warn that a module's weights are those of no checkpoint, which would have the clients' own parts, too.
-
-    Args:
-        module: The module.
-        is_other: Whether the Trainer has fitted another one.
-        federation: That of the module, set up.
-    """
-    if is_other or any(value.is_floating_point() for value in federation.clients.personal.get(0).values()):
-        warnings.warn(
-            f"every client is evaluated with the weights that this {type(module).__name__} holds, which are those "
-            "of no checkpoint of this Trainer. With ckpt_path= (of a federation), or the module that was fitted, "
-            "each is evaluated with its own model",
-            stacklevel=2,
-        )
-
-
-def _restore(federation: Any, data: Any, trainer: Any, checkpoint: dict[str, Any], stage: str) -> None:
-    """Set up a federation outside of a Trainer's own order, and let it go on from a checkpoint.
-
-    Args:
-        federation: The federation.
-        data: Its data.
-        trainer: The Trainer, whose data module is another one.
-        checkpoint: The checkpoint, which is used up.
-        stage: The stage as Lightning tells ``setup``.
-    """
-    before, trainer.datamodule, federation.trainer = trainer.datamodule, data, trainer
-    try:
-        data.prepare_data()
-        data.setup(stage)
-        federation.setup(stage)
-        federation.on_load_checkpoint(checkpoint)
-        federation.load_state_dict(checkpoint["state_dict"])
-    finally:
-        trainer.datamodule = before
+        paths += sorted(Path(callback.dirpath).glob("*.ckpt")) if getattr(callback, "dirpath", None) else []
+        for path in paths:
+            try:
+                found = read_checkpoint(path, weights_only=True) if path and Path(path).is_file() else {}
+            except CheckpointError:  # damaged, or of something else that lies there
+                continue
+            # It may leave out some values.
+            tensors = {name: v for name, v in found.get("state_dict", {}).items() if isinstance(v, torch.Tensor)}
+            if FEDERATION in found and tensors and all(same(state.get(name), v) for name, v in tensors.items()):
+                name = type(module).__name__
+                _log.info("%s has the weights of %s: clients are evaluated as they were then", name, path)
+                return found
+    return None

@@ -19,8 +19,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.older_package import is_older
 
-__all__ = ["check_labels", "check_method", "check_module", "split_method"]
-
 OF_MODULE = {"lr", "momentum", "weight_decay", "optimizer", "lr_scheduler", "schedule", "head_relu"}
 """Options of clients that make their layers and optimizers themselves."""
 
@@ -50,7 +48,7 @@ def check_module(module: Any) -> L.LightningModule:
             warnings.warn(
                 f"{type(original).__name__} is compiled; clients train the module as it was before, not compiled. "
                 "Wrap layers of it in torch.compile in its __init__ instead",
-                stacklevel=4,
+                stacklevel=3,
             )
         module = original
     known = isinstance(module, L.LightningModule) or (isinstance(module, nn.Module) and is_older(module))
@@ -104,16 +102,13 @@ def check_method(method: type[FederatedClient], settings: Collection[str]) -> No
     if not (method.model_agnostic or method.feature_based):
         raise ConfigurationError(
             f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take. "
-            f"Train its layers that give one vector for each sample: Federation({method.__name__}, encoder=lambda "
-            "shape: Net().backbone), with their width as backbone.out_features, on data of images such as "
-            "FromLightning (docs/drop_in.md has an example). Or use a method that needs the module's training step, or "
-            "its features, alone (`pfl methods` has a list), or your own with model_agnostic = True or feature_based = "
-            "True"
+            f"Train its layers that give features: Federation({method.__name__}, encoder=lambda shape: Net().backbone) "
+            "with their width as backbone.out_features, on images such as FromLightning's (docs/drop_in.md). Or use a "
+            "method of `pfl methods` that takes a module, or your own with model_agnostic or feature_based = True"
         )
     own = ", ".join(sorted({*settings} & OF_MODULE))
     if own:
         raise ConfigurationError(
-            f"{own}: not for a user's LightningModule, whose layers stay as they are and whose configure_optimizers "
-            "says how it is trained (federate and FederatedLoop have an option schedule of their own; features= names "
-            "the layer whose output are the features, such as the one before a ReLU)"
+            f"{own}: not for a user's LightningModule, whose layers stay as they are (features= may name one before a "
+            "ReLU) and whose configure_optimizers says how it is trained"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -24,8 +24,6 @@ from pfl_lightning.drop_in.fits.module_calls import nothing
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import is_older
 
-__all__ = ["GIVEN", "Division", "brings_stream", "data_of", "is_of_module", "streams_of", "with_loaders"]
-
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 """Where a LightningModule brings loaders of its own."""
 
@@ -35,34 +33,15 @@ GIVEN = ("train_dataloaders", "val_dataloaders", "test_dataloaders")
 _PARTS = {"val_dataloaders": "validation", "test_dataloaders": "test"}
 
 
-@dataclass(frozen=True)
-class Division:
-    """How data are divided among clients.
-
-    Attributes:
-        partition: A rule.
-        num_clients: Number of clients of an even random division, where there is no rule.
-        labels: Gives the class of an item.
-        shared_evaluation: Whether every client is evaluated on all items.
-    """
-
-    partition: Any = None
-    num_clients: int | None = None
-    labels: Callable[[Any], Any] | None = None
-    shared_evaluation: bool = False
-
-    @property
-    def is_given(self) -> bool:
-        """Whether anything is said."""
-        given = (self.partition, self.num_clients, self.labels)
-        return self.shared_evaluation or any(each is not None for each in given)
-
-
 def data_of(
     given: Any,
     loaders: Mapping[str, Any],
-    division: Division,
-    module: L.LightningModule | None = None,
+    module: L.LightningModule,
+    *,
+    partition: Any = None,
+    num_clients: int | None = None,
+    labels: Callable[[Any], Any] | None = None,
+    shared_evaluation: bool = False,
     evaluates: bool = True,
 ) -> FederatedDataModule:
     """Divide a project's data among clients.
@@ -73,54 +52,57 @@ def data_of(
         given: A data module, a loader, or a list with the data of each client; ``None`` where loaders are given by
             name, or are the module's own.
         loaders: Loaders given by name; ``None`` for none.
-        division: Who gets what.
         module: The LightningModule, which may bring loaders.
+        partition: A rule that says who gets what.
+        num_clients: Number of clients of an even random division, where there is no rule.
+        labels: Gives the class of an item.
+        shared_evaluation: Whether every client is evaluated on all items.
         evaluates: Whether the method evaluates clients in a way of its own. If not, nothing is held out for a module
             without steps for it: a plain Trainer would evaluate nothing, and train on all items.
 
     Raises:
         ConfigurationError: They are no data, they contradict each other, or it is not said who gets what.
     """
-    own = module if module is not None and any(brings(module, name) for name in HOOKS) else None
+    own = module if any(brings(module, name) for name in HOOKS) else None
     loaders = {name: loader for name, loader in loaders.items() if loader is not None}
+    is_divided = shared_evaluation or any(each is not None for each in (partition, num_clients, labels))
     if loaders:
-        given = _from_loaders(given, loaders, division, own)
+        given = _from_loaders(given, loaders, own, is_divided)
     elif isinstance(given, DataLoader | CombinedLoader | dict):
         given = GivenLoaders(given, module=own)
     elif given is None and own is not None and brings(own, HOOKS[0]):
-        if division.num_clients is not None and division.partition is None and brings_stream(own):
-            return streams_of(own, division.num_clients)
-        given = GivenLoaders(module=own)
+        if num_clients is not None and partition is None and _brings_stream(own):
+            # Each client has the stream of its own copy of the module, whose other loaders each has whole.
+            given = [GivenLoaders(DataLoader(_StreamOfModule()), module=own) for _ in range(num_clients)]
+            is_divided = False
+        else:
+            given = GivenLoaders(module=own)
     if isinstance(given, FederatedDataModule | list | tuple):
-        if division.is_given:
-            name = type(given).__name__
-            what = name if isinstance(given, FederatedDataModule) else f"a {name} with the data of each client"
+        if is_divided:
             raise ConfigurationError(
-                f"{what} is divided among clients already: leave out partition, num_clients, labels and "
-                "shared_evaluation"
+                f"{type(given).__name__} is divided among clients already, as a list with the data of each is: leave "
+                "out partition, num_clients, labels and shared_evaluation"
             )
         return given if isinstance(given, FederatedDataModule) else FromSilos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):
-        nothing = "nothing, and the module has no train_dataloader of its own"
+        what = "nothing, and the module has no train_dataloader" if given is None else type(given).__name__
         raise ConfigurationError(
-            "expected a LightningDataModule, a DataLoader, or a list with the data of each client, got "
-            f"{nothing if given is None else type(given).__name__}"
+            f"expected a LightningDataModule, a DataLoader, or a list with the data of each client, got {what}"
         )
-    partition, num_clients = division.partition, division.num_clients
     rule = IID(num_clients) if partition is None and num_clients is not None else partition
     if not isinstance(rule, Partitioner) or (partition is not None and num_clients is not None):
         raise ConfigurationError(
             "give either partition, a rule of pfl_lightning.datamodules, or num_clients for an even random division; "
             f"got partition={partition!r}, num_clients={num_clients!r}"
         )
-    data = FromLoaders(rule, datamodule=given, labels=division.labels)
-    data.shared_evaluation = division.shared_evaluation
-    data.holds_out = evaluates or module is None or brings(module, "validation_step") or brings(module, "test_step")
+    data = FromLoaders(rule, datamodule=given, labels=labels)
+    data.shared_evaluation = shared_evaluation
+    data.holds_out = evaluates or brings(module, "validation_step") or brings(module, "test_step")
     return data
 
 
 def _from_loaders(
-    given: Any, loaders: Mapping[str, Any], division: Division, module: L.LightningModule | None
+    given: Any, loaders: Mapping[str, Any], module: L.LightningModule | None, is_divided: bool
 ) -> GivenLoaders | list[GivenLoaders]:
     """One data module of loaders, or one for each client where they are lists of one a client."""
     is_list = isinstance(given, list | tuple) and all(isinstance(loader, DataLoader) for loader in given)
@@ -132,10 +114,9 @@ def _from_loaders(
     ):
         raise ConfigurationError(
             f"got {', '.join(loaders)} and {'no loader for training' if given is None else f'a {type(given).__name__}'}"
-            ": give either a LightningDataModule, or train_dataloaders with val_dataloaders and test_dataloaders where "
-            "there are some"
+            ": give either a LightningDataModule, or train_dataloaders, val_dataloaders and test_dataloaders"
         )
-    if not isinstance(own, list | tuple) or division.is_given:
+    if not isinstance(own, list | tuple) or is_divided:
         return GivenLoaders(*map(found.get, GIVEN), module=module)
     columns = [found.get(name) or [None] * len(own) for name in GIVEN]
     if any(not isinstance(column, list | tuple) or len(column) != len(own) for column in columns):
@@ -157,7 +138,7 @@ class _StreamOfModule(IterableDataset[Any]):
         )
 
 
-def brings_stream(module: L.LightningModule) -> bool:
+def _brings_stream(module: L.LightningModule) -> bool:
     """Whether a module's own training loader is over an IterableDataset.
 
     It is asked for before ``prepare_data`` and ``setup``: not where the module has one of these.
@@ -170,17 +151,6 @@ def brings_stream(module: L.LightningModule) -> bool:
         except Exception:  # whatever the user's code raises without a Trainer
             return False
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
-
-
-def streams_of(module: L.LightningModule, num_clients: int) -> FromSilos:
-    """Data of clients that each have the stream of their own copy of a module.
-
-    Args:
-        module: The module, whose validation and test loaders each client has whole.
-        num_clients: Number of clients m.
-    """
-    stands = DataLoader(_StreamOfModule())
-    return FromSilos([GivenLoaders(stands, module=module) for _ in range(num_clients)])
 
 
 def is_of_module(part: Any) -> bool:

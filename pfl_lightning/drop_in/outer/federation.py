@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.datamodules.adapters.stages import brings, gives
-from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.user_module import UserModule, bare_name
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.resume import Continuity
-from pfl_lightning.drop_in.forms.checks import check_method, check_module, split_method
 from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_local
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
-from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, say_what_travels
+from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, what_travels
 from pfl_lightning.drop_in.outer.user_hooks import UserHooks
 from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
 from pfl_lightning.drop_in.predictions import NamesUnsharedParts
@@ -37,35 +36,25 @@ from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 
-__all__ = ["ModuleFederation"]
-
 
 class ModuleFederation(UserHooks):
     """A federation of clients that train a LightningModule as its author wrote it; see :func:`federate`.
 
     When a fit, a validation or a test is over, the module that was given holds the global model: what the server would
-    send, and its own first values in the parts that never travel.
+    send (to client 0, where it sends each client weights of its own, as in FedPAC), and its own first values in the
+    parts that never travel.
 
     Args:
         module: The module. Clients train copies; it gives their first weights.
-        method: A class of :mod:`pfl_lightning.methods` that needs no more than a training step, or
-            ``functools.partial`` of one with its hyper-parameters.
-        head: See :func:`federate`.
-        features: See :func:`federate`.
-        labels: See :func:`federate`; here of batches.
+        parts: Makes the clients.
+        loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
         monitor: A value that the module logs, of which mean, deviation, least and greatest value over the clients are
             logged, too; of a name that begins with ``val`` also that with ``test`` in its place.
-        module_factory: Makes the module once more, where it cannot be copied; see :func:`federate`.
-        local_callbacks: Callbacks that run inside local fits; see :func:`federate`.
-        frozen: Which of the frozen parameters never change; see :func:`federate`.
-        personal: What stays with each client; see :func:`federate`.
-        shared: What travels; see :func:`federate`.
-        loop: What drives the rounds, unless the Trainer has a FederatedLoop among its callbacks.
+        local_callbacks: Callbacks that run inside local fits.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
-        schedule: ``"continue"`` or ``"restart"``; see :func:`federate`.
-        optimizer_state: ``"keep"`` or ``"reset"``; see :func:`federate`.
-        options: See :class:`~pfl_lightning.Federation`: ``seed``, ``client_state_memory_gb``, ``spill_dir``.
+        continuity: What a client's local fit goes on with.
+        seed: Seed of everything random.
     """
 
     tests_in_fits = False
@@ -73,37 +62,25 @@ class ModuleFederation(UserHooks):
     def __init__(
         self,
         module: L.LightningModule,
-        method: Any,
+        parts: ClientParts,
         *,
         loop: L.Callback,
-        head: str | Sequence[str] | None = None,
-        features: str | None = None,
-        labels: Callable[[Any], Any] | None = None,
-        monitor: str | None = None,
-        module_factory: Factory | None = None,
-        local_callbacks: Sequence[L.Callback] = (),
-        frozen: Sequence[str] | None = None,
-        personal: str | Sequence[str] = (),
-        shared: str | Sequence[str] = (),
-        engine: Engine | None = None,
-        schedule: str = "continue",
-        optimizer_state: str = "reset",
-        **options: Any,
+        monitor: str | None,
+        local_callbacks: Sequence[L.Callback],
+        engine: Engine | None,
+        continuity: Continuity,
+        seed: int | None,
     ) -> None:
-        module = check_module(module)
-        made, settings = split_method(method)
-        check_method(made, settings)
-        super().__init__(partial(made, **settings), type(module), engine=engine or TrainerEngine(), **options)
-        parts = ClientParts(made, settings, head, features, labels, module_factory, frozen, personal, shared)
+        method = partial(parts.method, **parts.settings)
+        super().__init__(method, type(module), engine=engine or TrainerEngine(), seed=seed)
         self._parts, self.owner = parts, UserModuleOwner(module)
         if plain_state(module):  # otherwise it makes its layers in setup
             parts.try_out(parts.copied(module))
         self.loop, self.logs = loop, LogsOverClients(type(module).__name__, monitor)
-        self._hparams = AttributeDict({"method": made.__name__, **module.hparams})
+        self._hparams = AttributeDict({"method": parts.method.__name__, **module.hparams})
         check_local(local_callbacks, self.has_inner_trainers)
         self.local, self.handed = LocalHooks(local_callbacks), HandedOptions()
-        self._continuity = Continuity(schedule, optimizer_state)
-        self._averaged_buffers = AveragedBuffers()
+        self._continuity, self._averaged_buffers = continuity, AveragedBuffers()
 
     # ------------------------------------------------------------------ set-up
 
@@ -148,28 +125,25 @@ class ModuleFederation(UserHooks):
         model.local, model.continuity = self.local, self._continuity
         return [client]
 
-    def _build(self, data: FederatedData) -> None:
-        super()._build(data)
-        self._check_shared()
-
     @property
     def _user_module(self) -> UserModule:
         """The model that all clients use in turn."""
         return cast(UserModule, self.clients.models[0].user_module)
 
-    def _check_shared(self) -> None:
+    def _build(self, data: FederatedData) -> None:
         """Refuse ``shared=`` of what the method's server does not average."""
+        super()._build(data)
         _, shared = self._user_module.chosen
         sent = {bare_name(name) for name in self._sent()} if shared else set()
         unsent = sorted(shared - sent - self._user_module.frozen_in_module())
         if unsent:
             raise ConfigurationError(
                 f"shared= names {unsent[0]}, and the server of {self.method_name} averages no such part of a model: "
-                "leave shared= out, or use a method that averages what it shares, such as FedAvg, FedPer or FedBN"
+                "leave it out, or use a method that averages what it shares, such as FedAvg, FedPer or FedBN"
             )
 
     def _sent(self) -> State:
-        """What the server would send of the clients' models."""
+        """What the server would send to client 0."""
         return self.server.broadcast(0, self.round).weights
 
     def on_train_start(self) -> None:
@@ -178,7 +152,7 @@ class ModuleFederation(UserHooks):
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         self._user_module.check_watched(trainer.callbacks, [*self.local.callbacks, *own])
         client = self.clients.models[0]
-        say_what_travels(client)
+        rank_zero_info(what_travels(client))
         if len(self.data.participating) > 1:
             self._averaged_buffers.begin(client, self._sent())
         if self.trainer.current_epoch == 0:
@@ -209,12 +183,11 @@ class ModuleFederation(UserHooks):
         Raises:
             ConfigurationError: A linear head on features is asked for.
         """
+        method = self._parts.method.__name__
         if personalization.new_head and not self._parts.on_features:
-            name, method = type(self.user_module).__name__, self._parts.method.__name__
             raise ConfigurationError(
-                f"personalize.train {personalization.train!r} puts a new head on features, and {method} looks for "
-                f"none in {name}: use 'head', which goes on with the head that is there, or 'all', or train by a "
-                "method on features, such as federate(module, data, FedPAC, features=...)"
+                f"personalize.train {personalization.train!r} puts a new head on features, and {method} has "
+                "none: use 'head', which goes on with the head that is there, 'all', or a method on features (FedPAC)"
             )
         if personalization.train == "head" and self.is_set_up:
             self._parts.find_missing_head(self._user_module, self.data)

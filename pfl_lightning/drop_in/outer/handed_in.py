@@ -14,8 +14,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import call_with_options, lightning_kinds, refuse_callback
 from pfl_lightning.lightning_private import VALIDATION_TIME, seconds_between_validations, steps_between_checkpoints
 
-__all__ = ["HandedOptions", "check_local", "copies", "is_own", "sees_evaluations", "sort_callbacks"]
-
 _log = logging.getLogger(__name__)
 
 _MOVED = {"WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMonitor"}
@@ -23,10 +21,11 @@ _MOVED = {"WeightAveraging", "BaseFinetuning", "ModelPruning", "LearningRateMoni
 
 _PACKAGES = ("lightning.", "pytorch_lightning.", "pfl_lightning.")
 
-_NOT_CALLED = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
-_WITH_CLIENTS = tuple(
-    f"on_{stage}_batch_{place}" for stage in ("train", "validation", "test") for place in ("start", "end")
+_OF_BATCHES = (
+    *(f"on_{stage}_batch_{place}" for stage in ("train", "validation", "test") for place in ("start", "end")),
+    *("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
 )
+"""Hooks that would see clients for batches in the outer Trainer, and those that are not called there."""
 
 
 def sort_callbacks(
@@ -45,18 +44,28 @@ def sort_callbacks(
     Raises:
         ConfigurationError: One of them cannot be handed in as it is; it says what to do.
     """
-    inside, own = [], list(callbacks)
+    inside, own, by_batches = list[L.Callback](), list(callbacks), list[str]()
     call = call_with_options(own)
     for callback in own:
         refuse_callback(callback, "federate", call)
-        moved = lightning_kinds(callback) & _MOVED
-        if moved or (gives_trainer and callback in of_module and _hooks_of_batches(callback)):
+        hooks = [name for name in _OF_BATCHES if is_own(callback, name)]
+        if lightning_kinds(callback) & _MOVED or (gives_trainer and callback in of_module and hooks):
             inside.append(callback)
+            continue
+        hooks += ["every_n_train_steps"] if steps_between_checkpoints(callback) else []
+        if hooks:
+            by_batches.append(f"{type(callback).__name__} ({', '.join(hooks)})")
     if inside:
         check_local(inside, gives_trainer)
         names = ", ".join(type(callback).__name__ for callback in inside)
         _log.info("%s: runs inside local fits, a new copy in each, as %s(..., local_callbacks=) says it", names, call)
-    _warn_of_batches((callback for callback in own if callback not in inside), call)
+    if by_batches:
+        warnings.warn(
+            f"{'; '.join(by_batches)}: in the outer Trainer a batch is a client, a step is none of theirs, and there "
+            f"is no backward pass. For the batches of each client use {call}(..., local_callbacks=[...]), and "
+            "every_n_epochs for checkpoints after so many rounds",
+            stacklevel=2,
+        )
     return inside
 
 
@@ -79,8 +88,7 @@ def check_local(callbacks: Sequence[L.Callback], gives_trainer: bool) -> None:
             copies([callback])
         except Exception as error:  # whatever an object's own copying may raise
             raise ConfigurationError(
-                f"each local fit has its own copy of {name}, and it cannot be copied ({type(error).__name__}: "
-                f"{error}): make what cannot be copied in its setup"
+                f"each local fit has its own copy of {name}: make what cannot be copied ({error}) in its setup"
             ) from error
 
 
@@ -104,26 +112,6 @@ def sees_evaluations(callback: L.Callback) -> bool:
     return any(is_own(callback, name) for name in names)
 
 
-def _warn_of_batches(callbacks: Iterable[L.Callback], call: str) -> None:
-    """Warn of callbacks that would take clients for batches, such as checkpoints that count steps."""
-    found = []
-    for callback in callbacks:
-        own = _hooks_of_batches(callback) + (["every_n_train_steps"] if steps_between_checkpoints(callback) else [])
-        if own:
-            found.append(f"{type(callback).__name__} ({', '.join(own)})")
-    if found:
-        warnings.warn(
-            f"{'; '.join(found)}: in the outer Trainer a batch is a client, a step is none of theirs, and there is no "
-            f"backward pass. For the batches of each client use {call}(..., local_callbacks=[...]), and every_n_epochs "
-            "for checkpoints after so many rounds",
-            stacklevel=2,
-        )
-
-
-def _hooks_of_batches(callback: L.Callback) -> list[str]:
-    return [name for name in (*_WITH_CLIENTS, *_NOT_CALLED) if is_own(callback, name)]
-
-
 def is_own(callback: L.Callback, hook: str) -> bool:
     """Whether a hook is the user's own code, not Lightning's or of this package."""
     if hook in vars(callback):  # as in a LambdaCallback
@@ -132,21 +120,16 @@ def is_own(callback: L.Callback, hook: str) -> bool:
     return not f"{owner.__module__}.".startswith(_PACKAGES)
 
 
-_NONE_OUTSIDE: dict[str, Any] = {
-    "gradient_clip_val": None,
-    "gradient_clip_algorithm": None,
-    "accumulate_grad_batches": 1,
-    "limit_train_batches": 1.0,
-    "limit_val_batches": 1.0,
-    "limit_test_batches": 1.0,
+HANDED: dict[str, tuple[Any, Any]] = {
+    "gradient_clip_val": (None, None),
+    "gradient_clip_algorithm": (None, "norm"),
+    "accumulate_grad_batches": (1, 1),
+    "limit_train_batches": (1.0, None),
+    "limit_val_batches": (1.0, None),
+    "limit_test_batches": (1.0, None),
 }
-"""Options by name, and the values with which the outer Trainer does nothing of the kind with clients."""
-
-_NONE_INSIDE: dict[str, Any] = dict.fromkeys(_NONE_OUTSIDE) | {
-    "gradient_clip_algorithm": "norm",
-    "accumulate_grad_batches": 1,
-}
-"""Values of an engine that was not given the option."""
+"""Options by name, each with the value by which the outer Trainer does nothing of the kind with clients, and that of an
+engine that was not given the option."""
 
 
 class HandedOptions:
@@ -165,12 +148,12 @@ class HandedOptions:
         self.give_back()
         if trainer.overfit_batches:  # which has set limits, and means more than these
             return
-        for name, nothing in _NONE_OUTSIDE.items():
+        for name, (nothing, not_given) in HANDED.items():
             value = getattr(trainer, name)
             value = getattr(value, "value", value)  # of an enumeration
             means_all = value == nothing and type(value) is type(nothing)
             # Without clients there are no batches either: 0 means the same outside.
-            if means_all or value == 0 or getattr(engine, name, self) != _NONE_INSIDE[name]:
+            if means_all or value == 0 or getattr(engine, name, self) != not_given:
                 continue
             self.keep(trainer, name, nothing)
             self.keep(engine, name, value)

@@ -11,8 +11,6 @@ import numpy as np
 from pfl_lightning.drop_in.fits.local_evaluation import as_test_name
 from pfl_lightning.metrics import EvalMetrics, over_clients, reduction_of, summarize
 
-__all__ = ["LogsOverClients"]
-
 
 class LogsOverClients:
     """Brings together what the clients' modules logged; a best value of a module is the best of all rounds.
@@ -50,10 +48,7 @@ class LogsOverClients:
             found = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
             replaced = ", ".join(map(repr, sorted(values.keys() & found.keys())))
             if replaced:
-                self._warn_once(
-                    f"{self._module} logs {replaced}, which is the name of the accuracies over clients: these replace "
-                    "it. Log it under another name"
-                )
+                self._warn_once(f"{self._module} logs {replaced}, which the accuracies over clients replace: rename it")
             values |= found
         for key, how in {f"{before}{name}": how for s in scores.values() for name, how in s.best.items()}.items():
             if trains:
@@ -61,9 +56,8 @@ class LogsOverClients:
                 values[key] = self.best[key] = best(self.best.get(key, values[key]), values[key])
         watched = np.array([s.logged[name] for s in scores.values() if name is not None and name in s.logged])
         watched = watched if np.isnan(watched).all() else watched[~np.isnan(watched)]
-        if len(watched):
-            spread = {"mean": watched.mean(), "std": watched.std(), "min": watched.min(), "max": watched.max()}
-            values |= {f"{before}{name}/{what}": float(value) for what, value in spread.items()}
+        for what in ("mean", "std", "min", "max") if len(watched) else ():
+            values[f"{before}{name}/{what}"] = float(getattr(watched, what)())
         if not values:
             self._warn_once(
                 f"{self._module} logs nothing in its validation or test step, and its forward does not give class "

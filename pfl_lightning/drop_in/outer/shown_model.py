@@ -26,8 +26,6 @@ from pfl_lightning.lightning_private import (
 )
 from pfl_lightning.state.checkpoints import plain, python_numbers
 
-__all__ = ["ShowsGlobalModel"]
-
 _NEVER_SHOWN = {
     *(name for kind in Federation.__mro__ for name in vars(kind).get("__annotations__", ())),
     "_orig_mod",  # of compiled modules
@@ -80,7 +78,8 @@ class ShowsGlobalModel(Federation):
     def global_model(self) -> L.LightningModule:
         """The model that the server would send, of the class that was given; it is the caller's.
 
-        What never travels under the method has the values that it had before the first round.
+        Where each client is sent weights of its own (FedPAC's heads), it is the model that client 0 would be sent. What
+        never travels under the method has the values that it had before the first round.
         """
         if not self.is_set_up:
             raise FederationError("there is no global model before trainer.fit, validate or test has set it up")
@@ -91,7 +90,7 @@ class ShowsGlobalModel(Federation):
         return module
 
     def load_global(self, module: nn.Module) -> None:
-        """Load the model that the server would send into a copy of the module."""
+        """Load the model that the server would send (to client 0) into a copy of the module."""
         state = {**self.clients.first_state(0), **self.server.broadcast(0, self.round).weights}
         for prefix in NETWORKS:
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
@@ -136,12 +135,8 @@ class ShowsGlobalModel(Federation):
     def _shows(self, name: str) -> bool:
         if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "owner" not in vars(self):
             return False
-        own: Any = self.clients.models[0] if self.is_set_up else None
-        module = self.user_module if own is None else own.module
-        if any(name in vars(module).get(where, ()) for where in ("_parameters", "_buffers", "_modules")):
-            return True
-        searches = type(module).__getattr__ is not nn.Module.__getattr__
-        return name in vars(module) or hasattr(type(module), name) or (searches and hasattr(module, name))
+        module = self.clients.models[0].module if self.is_set_up else self.user_module
+        return hasattr(type(module), name) or hasattr(module, name)  # a property is not asked for its value
 
     def log_hparams(self, method: str, datamodule: Any) -> None:
         """Let loggers get the hyper-parameters that they get in a plain run, and the name of the method.
@@ -162,12 +157,11 @@ class ShowsGlobalModel(Federation):
         """
         own: Any = self.user_module
         kept = {n: v for n, v in python_numbers(dict(own.hparams)).items() if plain(n) and plain(v)}
-        for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):
+        name = name_of_hyperparameters(own) if own.hparams else None
+        for key, value in ((self.CHECKPOINT_HYPER_PARAMS_KEY, kept), (self.CHECKPOINT_HYPER_PARAMS_NAME, name)):
             checkpoint.pop(key, None)
-        if kept:
-            checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = kept
-        if own.hparams and (name := name_of_hyperparameters(own)) is not None:
-            checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = name
+            if value:
+                checkpoint[key] = value
         super().on_save_checkpoint(checkpoint)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:

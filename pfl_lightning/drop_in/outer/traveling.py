@@ -6,26 +6,17 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.client.user_module import NETWORKS, bare_name
 from pfl_lightning.messages import State
 from pfl_lightning.state.image import content_hash
 from pfl_lightning.state.tensors import norm_names
 
-__all__ = ["AveragedBuffers", "outline", "say_what_travels", "what_travels"]
-
 _NAMED = 6
 """How many names of each kind the line has."""
 
 _STATISTICS = ("running_mean", "running_var")
 """Names of buffers that any normalization layer has."""
-
-
-def say_what_travels(client: FederatedClient) -> None:
-    """Print which tensors of the module travel."""
-    rank_zero_info(what_travels(client))
 
 
 def what_travels(client: FederatedClient) -> str:
@@ -103,9 +94,8 @@ class AveragedBuffers:
         names = tuple(dict.fromkeys(map(bare_name, found)))
         warnings.warn(
             f"local fits change buffers of {type(module).__name__} that are averaged over the clients: "
-            f"{', '.join(names)}. A mean of queues, of memories with a row for each item, or of places in them has no "
-            f"meaning: personal={names!r} keeps them on each client. If a mean is what you want, shared={names!r} says "
-            "so",
+            f"{', '.join(names)}. Queues, memories and places in them have no mean: personal={names!r} keeps them with "
+            f"each client; shared={names!r} says that a mean is meant",
             stacklevel=2,
         )
 

@@ -10,16 +10,13 @@ from torch import Tensor
 from pfl_lightning.data import FederatedData
 from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks, keep_results_in_place
-from pfl_lightning.drop_in.forms.trainer_data import data_given_to, put_in_place
 from pfl_lightning.drop_in.outer.handed_in import HandedOptions, sort_callbacks
 from pfl_lightning.drop_in.outer.shown_model import ShowsGlobalModel
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.lightning_private import attached, trainer_or_none
+from pfl_lightning.lightning_private import attached, data_given_to, put_in_place, trainer_or_none
 from pfl_lightning.older_package import as_older, as_written, is_older
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints import FEDERATION, as_module_would_write
-
-__all__ = ["MODULE_CONTENT", "UserHooks"]
 
 MODULE_CONTENT = "pfl_lightning_module"
 """Key of what the module itself has put into a checkpoint."""
@@ -96,9 +93,8 @@ class UserHooks(ShowsGlobalModel):
         """
         if not any(len(self.data.client_data(client).test) for client in self.data.evaluated_clients()):
             raise ConfigurationError(
-                "trainer.test needs test data, and no client has any: give the data module or the module a "
-                "test_dataloader, or give the loader to this call (with FederatedLoop(method=...)) or to federate(..., "
-                "test_dataloaders=...); trainer.validate evaluates clients on their validation data"
+                "trainer.test needs test data, and no client has any: give a test_dataloader in the data module or the "
+                "module, in this call (under FederatedLoop(method=...)) or to federate, or use trainer.validate"
             )
         super().on_test_start()
 
@@ -119,16 +115,12 @@ class UserHooks(ShowsGlobalModel):
         """Build the clients, or call the module's own ``setup`` for a stage that they have not seen."""
         before = self.is_set_up
         super().setup(stage)
-        self._show_to_clients()
+        self.local.outer.trainer = self.trainer  # whose loggers are known inside
+        keep_results_in_place(self.trainer)  # a round has several values of every client
         self._last_data = self.data
         if not before:
             self._stages_seen = {stage}
         self._set_up_for(stage)
-
-    def _show_to_clients(self) -> None:
-        """Let the outer Trainer's loggers be known inside."""
-        self.local.outer.trainer = self.trainer
-        keep_results_in_place(self.trainer)  # a round has several values of every client
 
     def _set_up_for(self, stage: str) -> None:
         adapts = bool(self.clients.models[0].personalization_phases()) or self._personalization is not None
@@ -151,7 +143,7 @@ class UserHooks(ShowsGlobalModel):
         if brings(self.user_module, "teardown"):
             with attached(self.user_module, trainer_or_none(self)):
                 self.user_module.teardown(stage)
-        self.owner.changes.end(self.user_module)
+        self.owner.end_call()
 
     def _networks(self) -> list[Any]:
         """The copies that clients train, as they were before any of them; what is done to them now holds for all."""

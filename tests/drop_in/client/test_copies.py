@@ -88,7 +88,7 @@ def test_the_error_names_the_factory():
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (Net, "must make a new Locked at every call, it made a Net"),
+        (Net, "must make a new Locked at every call, it made Net"),
         (lambda made=Locked(): made, "must make a new Locked at every call"),  # noqa: B008
     ],
 )

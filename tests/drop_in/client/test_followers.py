@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from pfl_lightning.drop_in.client.frozen import followers, frozen_parameters
+from pfl_lightning.drop_in.client.copies import followers, frozen_parameters
 
 
 def layers(width=4):

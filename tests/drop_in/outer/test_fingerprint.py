@@ -13,7 +13,7 @@ from _helpers.toy import quiet_trainer
 from torch import nn
 
 from pfl_lightning import FederatedLoop, federate
-from pfl_lightning.drop_in.outer.fingerprint import Changes, ModuleFingerprint
+from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner, changed_since, fingerprint
 from pfl_lightning.methods import FedAvg, FedPer
 
 SAYS = "changes made to Own between calls of the Trainer do not reach the clients"
@@ -83,11 +83,8 @@ def test_a_federation_of_its_own_warns_too_and_copies_forget():
     module = Own()
     federation, data = federate(module, Data(), FedPer, num_clients=2, head="fc", seed=0)
     quiet_trainer(1).fit(federation, datamodule=data)
-    for other in (
-        copy.deepcopy(federation.owner.changes),
-        pickle.loads(pickle.dumps(federation.owner.changes)),
-    ):
-        assert not other.begin(module)
+    for other in (copy.deepcopy(federation.owner), pickle.loads(pickle.dumps(federation.owner))):
+        assert not other.look()
     module.fc = nn.Linear(3, 5)
     with pytest.warns(UserWarning, match=f"{SAYS}.*: layers fc; values of fc.bias, fc.weight. .*call it again"):
         quiet_trainer(1).fit(federation, datamodule=data)
@@ -131,24 +128,23 @@ def test_a_call_that_failed_leaves_nothing_to_compare_with():
 
 def test_kinds_of_attributes():
     module = Own()
-    look = ModuleFingerprint(module)
-    assert not look.attributes_changed_in(module)
+    look = fingerprint(module)
+    assert not changed_since(look, module)["attributes"]
     module.words.append("c")
     module.function, module.kinds, module.tensors = max, {2}, 3
     module.new = None
-    assert look.attributes_changed_in(module) == {"words", "function", "kinds", "tensors", "new"}
+    assert changed_since(look, module)["attributes"] == {"words", "function", "kinds", "tensors", "new"}
 
 
 def test_a_diverged_model_is_as_it_was():
-    module, changes = Own(), Changes()
+    module = Own()
     module.fc.bias.data.fill_(float("nan"))
-    changes.end(module)
+    owner = UserModuleOwner(module)
+    owner.end_call()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert changes.begin(module)
-        changes.warn("Own", fits=True)
-    changes.end(module)
+        owner.begin_call(fits=True)
+    owner.end_call()
     module.fc.bias.data.fill_(0.0)
-    assert changes.begin(module)
-    with pytest.warns(UserWarning, match="values of fc.bias"):
-        changes.warn("Own", fits=True)
+    with pytest.warns(UserWarning, match="clients: values of fc.bias"):
+        owner.begin_call(fits=True)

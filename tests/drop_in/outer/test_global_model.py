@@ -13,7 +13,6 @@ from torch import nn
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.drop_in.client.new_client import new_client
 from pfl_lightning.drop_in.client.roles import find_roles
 from pfl_lightning.drop_in.client.user_module import UserModule
 from pfl_lightning.errors import FederationError
@@ -118,7 +117,7 @@ def test_a_resumed_fit_is_the_uninterrupted_one(tmp_path):
 
 def test_a_client_survives_copying_and_pickling():
     module = Net()
-    client = new_client(FedProx, UserModule(module, find_roles(module, "fc")), 5, {"mu": 0.3})
+    client = UserModule(module, find_roles(module, "fc")).new_client(FedProx, 5, {"mu": 0.3})
     for other in (copy.deepcopy(client), pickle.loads(pickle.dumps(client))):
         assert type(other) is type(client)
         assert other.mu == 0.3

@@ -10,7 +10,7 @@ from _helpers.project import Data, Net
 from _helpers.toy import quiet_trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.drop_in.forms.trainer_data import GivenData, attach_logging, data_given_to, put_in_place, trainer_of
+from pfl_lightning.lightning_private import GivenData, attach_logging, data_given_to, put_in_place, trainer_of
 
 EVENTS: list[str] = []
 
