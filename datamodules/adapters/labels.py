@@ -207,8 +207,8 @@ def _without_reading(dataset: Any) -> Ints | None:
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         pieces = [_without_reading(piece) for piece in dataset.datasets]
-        known = [piece for piece in pieces if piece is not None]
-        return np.concatenate(known) if len(known) == len(pieces) else None
+        found = [piece for piece in pieces if piece is not None]
+        return np.concatenate(found) if len(found) == len(pieces) else None
     if isinstance(dataset, TensorDataset):
         return _whole_numbers(dataset.tensors[-1]) if len(dataset.tensors) > 1 else None
     if not _says_classes(dataset):

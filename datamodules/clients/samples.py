@@ -6,8 +6,9 @@ import hashlib
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, replace
 
 import numpy as np
 import torch
@@ -67,7 +68,8 @@ class Samples:
         if (self.test_inputs is None) != (self.test_targets is None):
             raise ValueError("test_inputs and test_targets must be given together, or neither")
         for name, what in (("train", "training"), ("test", "test"), ("unlabeled", "unlabeled"), ("public", "public")):
-            inputs, targets = getattr(self, f"{name}_inputs"), getattr(self, f"{name}_targets", None)
+            inputs: Any = getattr(self, f"{name}_inputs")
+            targets: Any = getattr(self, f"{name}_targets", None)
             if inputs is None:
                 continue
             # Gray images of bytes without an axis for channels get one, or their rows would be taken for it.

@@ -234,7 +234,7 @@ def print_methods(args: list[str]) -> None:
     parser = WordParser("pfl methods", description="List what a config can name: methods, objectives and encoders.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="methods of which all is told that is known")
     for option, text in HELP.items():
-        parser.add_argument(option, help=text, **({} if option == "--config" else {"action": "store_true"}))
+        parser.add_argument(option, help=text, action="store" if option == "--config" else "store_true")
     if any(word.partition("=")[0] == "--config" for word in args):
         return _print_architectures(args)
     asked, rows = vars(parser.parse_intermixed_args(args)), method_rows()

@@ -167,7 +167,12 @@ def place_callbacks(trainer: L.Trainer, folder: Path, slurm: dict[str, Any] | No
         checkpoints: Whether the Trainer writes checkpoints.
     """
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    places = {ResultsWriter: folder, BestRound: folder / "checkpoints", InspectionCallback: folder / "inspection"}
+    places: dict[Any, Path] = {
+        ResultsWriter: folder,
+        BestRound: folder / "checkpoints",
+        InspectionCallback: folder / "inspection",
+    }
+    callback: Any
     for callback in callbacks:
         for kind, place in places.items():
             if isinstance(callback, kind):

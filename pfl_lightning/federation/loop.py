@@ -110,7 +110,7 @@ class RoundLoop(L.Callback):
         self._goes_on = stage == "fit"
         if not self._goes_on:
             return
-        if self.rounds and not trainer.fit_loop.epoch_progress.current.started:
+        if self.rounds and not trainer.fit_loop.epoch_progress.current.ready:
             self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
         data: Any = pl_module.data
         clients = data.participating
