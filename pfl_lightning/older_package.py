@@ -11,7 +11,7 @@ import importlib
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import lightning as L
 from torch import nn
@@ -57,7 +57,7 @@ def made_lightning(module: nn.Module) -> None:
     for layer in module.modules():
         if is_older(layer):
             vars(layer).update({n: v for n, v in vars(L.LightningModule()).items() if n not in vars(layer)})
-            object.__setattr__(layer, "__class__", _in_order(type(layer), True))
+            object.__setattr__(layer, "__class__", _in_order(cast(Any, type(layer)), True))
 
 
 def as_written(module: nn.Module) -> None:
@@ -75,7 +75,7 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 def as_older(value: Any) -> None:
     """Make a module or data module of lightning one that a Trainer of pytorch_lightning takes, too."""
     _warn_of_another_version()
-    object.__setattr__(value, "__class__", _in_order(type(value), False))
+    object.__setattr__(value, "__class__", _in_order(cast(Any, type(value)), False))
 
 
 def _warn_of_another_version() -> None:

@@ -6,9 +6,9 @@ import hashlib
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, replace
+from typing import Any
 
 import numpy as np
 import torch

@@ -82,7 +82,8 @@ def _size(value: Any, depth: int = _DEPTH) -> float:
 
 def _can_differ(value: Any) -> bool:
     """Whether the content of an object can be told from another's."""
-    told = type(value).__eq__ is not object.__eq__ or hasattr(value, "equals")
+    own: Any = type(value).__eq__
+    told = own is not object.__eq__ or hasattr(value, "equals")
     return told or isinstance(value, torch.Generator | Enum)
 
 

@@ -233,8 +233,9 @@ def renew(head: nn.Module, name: str) -> None:
         ConfigurationError: A layer with parameters does not say how.
     """
     for layer in head.modules():
-        if hasattr(layer, "reset_parameters"):
-            layer.reset_parameters()
+        reset: Any = getattr(layer, "reset_parameters", None)
+        if reset is not None:
+            reset()
         elif next(layer.parameters(recurse=False), None) is not None:
             raise ConfigurationError(
                 f"personalize.train 'linear' starts with a new head, and {type(layer).__name__} at {name!r} has no "

@@ -228,7 +228,7 @@ def _set_up_by(module: L.LightningModule, trainer: Any) -> Iterator[None]:
     clients in place of batches.
     """
     datamodule: Any = getattr(trainer, "datamodule", None)
-    own = getattr(datamodule, "train_dataloader", None)
+    own: Any = getattr(datamodule, "train_dataloader", None)
 
     def train_dataloader() -> Any:
         warnings.warn(
