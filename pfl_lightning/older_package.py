@@ -46,7 +46,7 @@ def as_lightning(value: T) -> T:
     """A data module of pytorch_lightning as one of lightning, with the same attributes; any other object as it is."""
     if not is_older(value):
         return value
-    made = object.__new__(_in_order(type(value), True))
+    made = object.__new__(_in_order(cast(Any, type(value)), True))
     vars(value).update({n: v for n, v in vars(L.LightningDataModule()).items() if n not in vars(value)})
     object.__setattr__(made, "__dict__", vars(value))
     return made  # type: ignore[no-any-return]
