@@ -24,13 +24,13 @@ from pfl_lightning.engines.lifecycle import (
     conclude,
     enter_phase,
     failure,
+    fit_result,
     forget_preparation,
     load_own_state,
     local_fit,
     phase_data,
     trains,
 )
-from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import (
@@ -153,7 +153,6 @@ class Engine(ABC):
         """Run one local fit; afterwards the module holds the client's state."""
         start = time.perf_counter()
         context, losses = task.context, dict[str, list[float]]()
-        client.logged_metrics, client.progress_bar_names, client.logged_reductions = {}, frozenset(), {}
         gradients = torch.is_grad_enabled()
         try:
             context = begin(client, task)
@@ -167,25 +166,12 @@ class Engine(ABC):
                     context = replace(context, num_steps=context.num_steps + found.num_steps)
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
-                update, personal = conclude(client, context, before)
-            resume_state = handed_on(client, context)
+                concluded = conclude(client, context, before)
+            return fit_result(client, context, concluded, losses, time.perf_counter() - start)
         except Exception as error:
             torch.set_grad_enabled(gradients)
             failed = failure(error, client, context, environment)
             return FitResult.failed(context, time.perf_counter() - start, failed)
-        return FitResult(
-            context.client,
-            context.round,
-            update,
-            personal,
-            {name: sum(values) / len(values) for name, values in losses.items()},
-            time.perf_counter() - start,
-            logged=dict(client.logged_metrics),
-            num_samples=context.data.num_samples,
-            resume_state=resume_state,
-            progress_bar_names=client.progress_bar_names,
-            reductions=client.logged_reductions,
-        )
 
     def _run_prepared(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str

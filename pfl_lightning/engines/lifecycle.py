@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.isolation_check import IsolationCheck
+from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import public_for
-from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask, Losses
+from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitResult, FitTask, Losses
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -89,6 +90,7 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     Returns:
         The context of the fit.
     """
+    client.logged_metrics, client.progress_bar_names, client.logged_reductions = {}, frozenset(), {}
     if client.user_module is not None:
         client.user_module.begin_progress(task.resume_state)
     client.train()
@@ -202,6 +204,36 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
                 "or look at this client's data",
             )
     return update, personal
+
+
+def fit_result(
+    client: FederatedClient,
+    context: FitContext,
+    concluded: tuple[ClientUpdate, State],
+    losses: Mapping[str, Sequence[float]],
+    seconds: float,
+) -> FitResult:
+    """Return the result of a fit.
+
+    Args:
+        client: The client.
+        context: Context of the fit.
+        concluded: What :func:`conclude` returned.
+        losses: Means of each phase's loss terms, by name.
+        seconds: Duration of the fit.
+    """
+    return FitResult(
+        context.client,
+        context.round,
+        *concluded,
+        {name: sum(values) / len(values) for name, values in losses.items()},
+        seconds,
+        logged=dict(client.logged_metrics),
+        num_samples=context.data.num_samples,
+        resume_state=handed_on(client, context),
+        progress_bar_names=client.progress_bar_names,
+        reductions=client.logged_reductions,
+    )
 
 
 def phase_data(client: FederatedClient, phase: Phase, context: FitContext) -> FitData:

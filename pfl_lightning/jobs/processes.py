@@ -140,7 +140,7 @@ class RayStarter:
             raise ConfigurationError("--ray needs Ray: pip install 'pfl-lightning[ray]'") from error
         here: AbstractContextManager[None] = nullcontext()
         if address == "local":
-            from pfl_lightning.engines.workers.ray_cluster import listening_here_alone  # torch, which others do without
+            from pfl_lightning.engines.workers.ray import listening_here_alone  # torch, which others do without
 
             here = listening_here_alone()
         try:

@@ -7,7 +7,7 @@ from pfl_lightning.engines.workers import ray as ray_engine
 
 
 class FakeCluster:
-    """Stand-in for :class:`pfl_lightning.engines.workers.ray_cluster.Cluster`."""
+    """Stand-in for :class:`pfl_lightning.engines.workers.ray.Cluster`."""
 
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0

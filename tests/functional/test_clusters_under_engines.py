@@ -36,7 +36,7 @@ def train(method, engine):
 @pytest.mark.parametrize("method", [Clustered, Drawing])
 def test_is_vectorized(method):
     federation = train(method, VectorizedEngine(forward="vmap"))
-    assert not federation.engine.fits.reasons
+    assert not federation.engine.groups.reasons
     assert not federation.engine._warned
     assert all(value.isfinite().all() for value in whole_state(federation).values())
 

@@ -144,7 +144,7 @@ def test_every_objective_is_vectorized(objective, shared, kept):
     engine = VectorizedEngine(forward="vmap")
     run(fit(objective, epochs=1), 2, engine=engine, **options())
     assert engine._warned == set()
-    assert not engine.fits.reasons
+    assert not engine.groups.reasons
 
 
 @OBJECTIVE

@@ -50,10 +50,6 @@ class Stream:
         """Parts of the next batch, or its positions alone."""
         return next(self._items)
 
-    def close(self) -> None:
-        """Discard the remaining batches."""
-        self._items.close()
-
     def tensors(self) -> Batch:
         """All inputs (n, ...), labels (n,) and attached values, to which positions refer."""
         values = () if self._data.values is None else (self._data.values,)

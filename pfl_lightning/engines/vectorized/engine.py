@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -14,16 +15,23 @@ from torch import nn
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import conclude, enter_phase, failure, local_fit, trains
-from pfl_lightning.engines.schedules import handed_on
+from pfl_lightning.engines.lifecycle import (
+    conclude,
+    enter_phase,
+    failure,
+    fit_result,
+    forget_preparation,
+    load_own_state,
+    local_fit,
+    trains,
+)
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
-from pfl_lightning.engines.vectorized.evaluation import StackedEvaluation
 from pfl_lightning.engines.vectorized.graphs import ComputationFactory
-from pfl_lightning.engines.vectorized.groups import Groups
+from pfl_lightning.engines.vectorized.groups import Groups, Task
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, refuse_unusual
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
-from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, put_state
-from pfl_lightning.errors import FederationError
+from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, prepare_evaluation, put_state
+from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.tasks import (
     EvaluationResult,
     EvaluationTask,
@@ -59,11 +67,10 @@ class VectorizedEngine(Engine):
     A client that cannot be vectorized runs as under ``SequentialEngine``, and the reason is logged once: it overrides
     hooks, optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
-    the batches that are computed together, returns a loss term in some steps, only, or has settings of its own for the
-    optimizer, from a buffer that ``configure_optimizers`` reads. So does a client alone in its
+    the batches that are computed together, or returns a loss term in some steps only. So does a client alone in its
     group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
-    ``make_update``, evaluation and the fine-tuning before it go client by client. Under precision ``16-mixed``, in
-    which every client has a loss scale of its own, all do: ``bf16-mixed`` needs none.
+    ``make_update`` and evaluation go client by client. Under precision ``16-mixed``, in which every client has a loss
+    scale of its own, all do: ``bf16-mixed`` needs none.
 
     Args:
         clients_per_batch: Largest number of clients trained, or fine-tuned, together. Memory on the device grows with
@@ -75,7 +82,7 @@ class VectorizedEngine(Engine):
             convolutions, and large ones, are trained one by one as under ``SequentialEngine``, which takes no longer
             there and a fraction of the memory (``python benchmarks/engines.py --forward vmap`` times the other choice).
         compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
-            graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each module, the
+            graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each phase, the
             first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
             others run as they are, and so does everything, with one log line, where compiling fails.
         cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
@@ -106,8 +113,7 @@ class VectorizedEngine(Engine):
         self._clip = None if gradient_clip_val is None else clip
         self._warned: set[str] = set()
         self._computations = ComputationFactory(compile, cuda_graphs, self.log)
-        self.fits = Groups[FitTask, FitResult](clients_per_batch, self.log, "trained")
-        self.evaluation = StackedEvaluation(self)
+        self.groups = Groups(clients_per_batch, self.log)
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -117,31 +123,47 @@ class VectorizedEngine(Engine):
 
     def run(self, tasks: Iterable[tuple[FederatedClient, FitTask]], environment: FitEnvironment) -> Iterator[FitResult]:
         """Run the local fits of a round, those of one architecture together; see :meth:`Engine.run`."""
-        one_by_one = super().run
-        return self.fits.run(
-            tasks,
-            together=lambda client, group: self._fit_together(client, group, environment),
-            alone=lambda client, group: one_by_one(((client, task) for task in group), environment),
-            keep=FitResult.with_own_state,
-        )
+        return self.groups.run(tasks, self._fit_together, super().run, environment)
 
     def evaluate(
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients, fine-tuned together; see :meth:`Engine.evaluate`."""
-        return self.evaluation.run(tasks, environment, super().evaluate)
+        return self.groups.run(tasks, self._evaluate_together, super().evaluate, environment)
+
+    def log(self, message: str) -> None:
+        """Log a message, unless it was logged before."""
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning("VectorizedEngine: %s", message)
+
+    def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
+        """Whether several clients are trained, or fine-tuned, at once, as far as that is this engine's choice."""
+        if new_scaler(environment) is not None:
+            self.log("under 16-mixed every client has its own loss scale, and clients run one by one; use bf16-mixed")
+            return False
+        if self.forward == "vmap" or environment.device.type != "cpu":
+            return True
+        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
+        if not convolves and sum(p.numel() for p in client.parameters()) < SMALL:
+            return True
+        if self._computations.accelerate:
+            self.log("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
+        return False
+
+    # ------------------------------------------------------------------ a group
 
     def _fit_together(
         self, client: FederatedClient, group: list[FitTask], environment: FitEnvironment
     ) -> Iterator[FitResult] | None:
         """Run tasks of one architecture at once; ``None`` where they are to be run one by one."""
-        if not self.trains_together(client, environment):
+        if not self.vectorizes(client, environment):
             return None
         refuse_unusual(client)
         start = time.perf_counter()
+        begin = partial(prepare, client, environment=environment, cache_features=self.cache_features)
         try:
-            with naming_clients(*(task.context.client for task in group), round=group[0].context.round):
-                members = self._train(client, group, environment)
+            members = self._train(client, group, environment, begin, "receive, before_fit or phases", Purpose.FIT)
         except (CannotVectorizeError, torch.OutOfMemoryError, FederationError):
             raise
         except Exception as error:  # one by one, it belongs to a known client
@@ -157,41 +179,56 @@ class VectorizedEngine(Engine):
                 result = self._conclude(client, member, environment, seconds)
             yield result
 
-    def log(self, message: str) -> None:
-        """Log a message, unless it was logged before."""
-        if message not in self._warned:
-            self._warned.add(message)
-            _log.warning("VectorizedEngine: %s", message)
+    def _evaluate_together(
+        self, client: FederatedClient, group: list[EvaluationTask], environment: FitEnvironment
+    ) -> list[EvaluationResult] | None:
+        """Fine-tune clients of one architecture at once and score them; ``None`` where it is to be done one by one."""
+        # A user's LightningModule is evaluated by its own steps, and a method may have its own evaluation.
+        usual = client.step_module is client and type(client).evaluate is FederatedClient.evaluate
+        tunes = usual and client.personalization_phases() and not client.uses_knn_evaluation()
+        if not tunes or not self.vectorizes(client, environment):
+            return None
+        refuse_unusual(client)
+        begin = partial(prepare_evaluation, client, environment=environment, cache_features=self.cache_features)
+        where = "receive, before_evaluation or personalization_phases"
+        try:
+            members = self._train(client, group, environment, begin, where, Purpose.PERSONALIZE)
+        except ClientError:
+            return None  # one by one, the error belongs to a known client
+        results = list[EvaluationResult]()
+        for member in members:
+            task = cast(EvaluationTask, member.task)
+            with naming_clients(member.context.client, round=member.context.round):
+                if member.error is None:
+                    put_state(client, member.state)
+                else:
+                    load_own_state(client, task, environment)
+                client.eval()
+                scores = self.score(client, task, environment)
+            results.append(EvaluationResult(member.context.client, *scores, member.error))
+        forget_preparation(client)
+        return results
 
-    # ------------------------------------------------------------------ a group
-
-    def _train(self, client: FederatedClient, group: Sequence[FitTask], environment: FitEnvironment) -> list[Member]:
-        """Train a group through all phases; the members hold their trained states."""
+    def _train(
+        self,
+        client: FederatedClient,
+        group: list[Task],
+        environment: FitEnvironment,
+        begin: Callable[[Task], Member],
+        where: str,
+        purpose: str,
+    ) -> list[Member]:
+        """Train a group through all phases, seeded for a purpose; the members hold their trained states."""
         members = list[Member]()
-        with guarded_attributes(client) as refuse_changes:
+        named = naming_clients(*(task.context.client for task in group), round=group[0].context.round)
+        with named, guarded_attributes(client) as refuse_changes:
             for task in group:
-                members.append(prepare(client, task, environment, self.cache_features))
-                refuse_changes("receive, before_fit or phases")
-            for alike in by_kind(member for member in members if member.error is None):
-                self.train_stack(client, alike, environment, refuse_changes, Purpose.FIT)
+                members.append(begin(task))
+                refuse_changes(where)
+            for alike in by_kind(member for member in members if member.error is None and member.phases):
+                with torch.enable_grad():
+                    self.train_stack(client, alike, environment, refuse_changes, purpose)
         return members
-
-    def trains_together(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether several clients are trained at once, as far as that is this engine's choice; says so otherwise."""
-        together = self.vectorizes(client, environment)
-        if not together and self._computations.accelerate:
-            self.log("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
-        return together
-
-    def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
-        """Whether several clients are trained, or fine-tuned, at once."""
-        if new_scaler(environment) is not None:
-            self.log("under 16-mixed every client has its own loss scale, and clients run one by one; use bf16-mixed")
-            return False
-        if self.forward == "vmap" or environment.device.type != "cpu":
-            return True
-        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
-        return not convolves and sum(p.numel() for p in client.parameters()) < SMALL
 
     def train_stack(
         self,
@@ -201,7 +238,7 @@ class VectorizedEngine(Engine):
         refuse_changes: Callable[[str], None],
         purpose: str,
     ) -> None:
-        """Train members of one kind through their phases, seeded for a purpose; they hold their trained states."""
+        """Train members of one kind through their phases."""
         put_state(client, members[0].state)
         stack = Stack(members)
         numbers = [member.context.client for member in members]
@@ -211,15 +248,8 @@ class VectorizedEngine(Engine):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                run_stacked_phase(
-                    client,
-                    phase,
-                    stack,
-                    environment,
-                    f"{purpose}/{index}",
-                    self._clip,
-                    self._computations,
-                )
+                purpose_of_phase = f"{purpose}/{index}"
+                run_stacked_phase(client, phase, stack, environment, purpose_of_phase, self._clip, self._computations)
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:
@@ -264,17 +294,8 @@ class VectorizedEngine(Engine):
             with local_fit(environment), torch_seed(seed, python=True):
                 member.random_state.restore(environment.device)
                 context = replace(context, num_steps=member.num_steps)
-                update, personal = conclude(client, context, member.before)
+                concluded = conclude(client, context, member.before)
+            return fit_result(client, context, concluded, member.losses, seconds + time.perf_counter() - start)
         except Exception as error:
             failed = failure(error, client, context, environment).with_traceback(None)
             return FitResult.failed(context, seconds + time.perf_counter() - start, failed)
-        return FitResult(
-            context.client,
-            context.round,
-            update,
-            personal,
-            {name: sum(values) / len(values) for name, values in member.losses.items()},
-            seconds + time.perf_counter() - start,
-            num_samples=context.data.num_samples,
-            resume_state=handed_on(client, context),
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.vectorized.groups import PerModule
-from pfl_lightning.engines.vectorized.limits import PythonState, equal_attributes, python_state, uses_batch_index
+from pfl_lightning.engines.vectorized.limits import equal_attributes, python_state, uses_batch_index
 from pfl_lightning.engines.vectorized.step import Computation, EagerComputation, StepInputs, StepOutputs
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import GeneratorStates
@@ -20,7 +21,7 @@ from pfl_lightning.seeding import GeneratorStates
 USES = 10
 """Steps of a shape before it is compiled: compilation pays off after many of them."""
 MAX_GRAPHS = 8
-"""Largest number of graphs of one module; further shapes are not compiled."""
+"""Largest number of graphs of one phase; further shapes are not compiled."""
 
 HOST = torch.device("cpu")
 
@@ -30,7 +31,7 @@ Graph = Callable[[list[Tensor]], StepOutputs]
 
 @dataclass
 class CompiledSteps:
-    """Graphs of one module, kept for all rounds.
+    """Graphs of one phase of a module, kept for all rounds.
 
     Attributes:
         attributes: The module's Python attributes, which the graphs hold as constants.
@@ -39,8 +40,8 @@ class CompiledSteps:
         refused: Whether compiling has been given up.
     """
 
-    attributes: PythonState = field(default_factory=dict)
-    uses: dict[Key, int] = field(default_factory=dict)
+    attributes: dict[str, Any]
+    uses: Counter[Key] = field(default_factory=Counter)
     graphs: dict[Key, Graph] = field(default_factory=dict)
     refused: bool = False
 
@@ -56,24 +57,21 @@ class CompiledComputation:
     Args:
         compute: The computation to compile.
         steps: The graphs so far.
-        kind: Key of a graph in addition to shapes.
         log: Logs a line once.
     """
 
-    def __init__(self, compute: Computation, steps: CompiledSteps, kind: Key, log: Callable[[str], None]) -> None:
-        self._compute, self._steps, self._kind, self._log = compute, steps, kind, log
+    def __init__(self, compute: Computation, steps: CompiledSteps, log: Callable[[str], None]) -> None:
+        self._compute, self._steps, self._log = compute, steps, log
         self._clients: Key | None = None
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
         """See :class:`~pfl_lightning.engines.vectorized.step.Computation`."""
-        key = self._key(inputs)
-        if key not in self._steps.graphs:
-            self._steps.uses[key] = self._steps.uses.get(key, 0) + 1
-            if self.settled(inputs) or self._steps.uses[key] < USES:
-                return self._run_plainly(inputs, index)
-            if not self._build(key, inputs, index):
-                return self._compute(inputs, index)
-        return self._steps.graphs[key](inputs.tensors())
+        steps, key = self._steps, self._key(inputs)
+        if not self.settled(inputs):
+            steps.uses[key] += 1
+            if steps.uses[key] >= USES:
+                self._build(key, inputs, index)
+        return steps.graphs[key](inputs.tensors()) if key in steps.graphs else self._compute(inputs, index)
 
     def settled(self, inputs: StepInputs) -> bool:
         """Whether there is a graph, or will be none."""
@@ -84,31 +82,24 @@ class CompiledComputation:
         if self._clients is None:  # what is equal for any number of clients
             tensors = (*inputs.trained.values(), *inputs.others.values())
             self._clients = (inputs.names(), *((t.shape[1:], t.dtype, t.device) for t in tensors))
-        batch = ((t.shape, t.stride(), t.dtype) for t in inputs.batch)
-        return (*self._kind, *self._clients, *batch)
+        return (*self._clients, *((t.shape, t.stride(), t.dtype) for t in inputs.batch))
 
-    def _run_plainly(self, inputs: StepInputs, index: int) -> StepOutputs:
-        if self._steps.refused:
-            return self._compute(inputs, index)
-        before = GeneratorStates.read(HOST)  # that of a GPU cannot be read while a CUDA graph captures this
-        found = self._compute(inputs, index)
-        if not GeneratorStates.read(HOST).is_as_on_host(before):
-            self._refuse("training_step draws from Python's or NumPy's generator, which a graph would do only once")
-        return found
-
-    def _build(self, key: Key, inputs: StepInputs, index: int) -> bool:
-        """Make a graph and try it on copies; whether it may be used."""
+    def _build(self, key: Key, inputs: StepInputs, index: int) -> None:
+        """Make a graph and try it on copies."""
+        before = GeneratorStates.read(HOST)
         try:
             graph = _compiled(self._compute, inputs, index)
+            if not GeneratorStates.read(HOST).is_as_on_host(before):
+                before.restore(HOST)
+                self._refuse("training_step draws from Python's or NumPy's generator, which a graph would do only once")
+                return
             with _generators_kept(inputs):
                 graph(inputs.with_own_buffers().tensors())
+            self._steps.graphs[key] = graph
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             self._refuse(f"torch.compile failed ({type(error).__name__}: {' '.join(str(error).split())[:300]})")
-            return False
-        self._steps.graphs[key] = graph
-        return True
 
     def _refuse(self, reason: str) -> None:
         self._steps.refused = True
@@ -267,11 +258,6 @@ class GraphedComputation:
 
 # ---------------------------------------------------------------------- both
 
-MAX_STATES = 4
-"""Sets of Python attributes of a module for which graphs are kept: with its encoder and on features, say."""
-
-NOWHERE = nn.Module()
-
 
 class ComputationFactory:
     """Factory of the computation of each phase, which keeps compiled graphs from round to round.
@@ -288,7 +274,7 @@ class ComputationFactory:
     def __init__(self, compile: bool, cuda_graphs: bool, log: Callable[[str], None]) -> None:
         self._compile, self._cuda_graphs, self._log = compile, cuda_graphs, log
         self.accelerate = compile or cuda_graphs
-        self._compiled = PerModule[list[CompiledSteps]]()
+        self._compiled = PerModule[dict[Key, CompiledSteps]]()
 
     def make(self, client: FederatedClient, phase: Phase, environment: FitEnvironment) -> Computation:
         """Computation of a phase, for the module in that phase."""
@@ -298,35 +284,23 @@ class ComputationFactory:
             self._log(f"{name}.training_step uses the number of the batch; its steps are not compiled or captured")
             return computation
         if self._compile:
-            computation = self._compiling(computation, client, phase, environment)
+            computation = CompiledComputation(computation, self._steps_of(client, phase, environment), self._log)
+        recorder = recorder_for(environment.device) if self._cuda_graphs else None
+        if recorder is not None:
+            return GraphedComputation(computation, recorder, self._log)
         if self._cuda_graphs:
-            computation = self._capturing(computation, environment)
+            self._log(f"cuda_graphs needs a CUDA device and has no effect on {environment.device.type!r}")
         return computation
 
-    def _capturing(self, computation: Computation, environment: FitEnvironment) -> Computation:
-        recorder = recorder_for(environment.device)
-        if recorder is None:
-            self._log(f"cuda_graphs needs a CUDA device and has no effect on {environment.device.type!r}")
-            return computation
-        return GraphedComputation(computation, recorder, self._log)
-
-    def _compiling(
-        self, computation: Computation, client: FederatedClient, phase: Phase, environment: FitEnvironment
-    ) -> Computation:
+    def _steps_of(self, client: FederatedClient, phase: Phase, environment: FitEnvironment) -> CompiledSteps:
+        """Graphs compiled for the phase and the module's current Python attributes."""
         modules = tuple((name, type(module), module.training) for name, module in client.named_modules())
         kind = (phase, modules, environment.precision_name, type(environment.precision))
-        return CompiledComputation(computation, self._steps_of(client), kind, self._log)
-
-    def _steps_of(self, client: FederatedClient) -> CompiledSteps:
-        """Graphs compiled for the module's current Python attributes."""
-        attributes = python_state(client)
-        known = self._compiled.setdefault(client, [])
-        found = next((steps for steps in known if equal_attributes(steps.attributes, attributes)), None)
-        if found is None:
-            # Without the modules, which would be kept alive.
-            found = CompiledSteps({name: replace(own, module=NOWHERE) for name, own in attributes.items()})
-            known[:] = [*known[-MAX_STATES + 1 :], found]
-        return found
+        attributes = {name: own.content for name, own in python_state(client).items()}
+        known = self._compiled.setdefault(client, {})
+        if kind not in known or not equal_attributes(known[kind].attributes, attributes):
+            known[kind] = CompiledSteps(attributes)
+        return known[kind]
 
 
 def recorder_for(device: torch.device) -> Callable[[torch.device], CudaGraph] | None:

@@ -6,11 +6,10 @@ import copy
 import dis
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import lightning
@@ -23,12 +22,12 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.isolation_check import HOOKS
 from pfl_lightning.engines.sequential import HOOKS_NOT_TAKEN, HOOKS_TAKEN
 from pfl_lightning.errors import ClientError, ConfigurationError
+from pfl_lightning.state.equality import same
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 ENGINES_OWN = (vars(nn.Module()).keys() - set(HOOKS)) | {"phase", "_recorder", "isolation"}
 """Attributes of modules that the engines and torch itself set, but for hooks around passes."""
-FOREIGN = tuple(str(Path(module.__file__).parent) for module in (torch, lightning) if module.__file__)
-ENGINE = str(Path(__file__).parent.parent)
+NOT_OF_USER = (*(str(Path(module.__file__).parent) for module in (torch, lightning)), str(Path(__file__).parents[1]))
 
 
 class CannotVectorizeError(Exception):
@@ -44,16 +43,15 @@ class CannotVectorizeError(Exception):
         self.reason, self.silent = reason, silent
 
 
-class _LoggedError(Exception):
-    """A training step logged by side effect."""
-
-
 class NoLogs(dict[str, list[Tensor]]):
     """Stand-in for the record of a client's logged values, which refuses them where they are logged."""
 
     def setdefault(self, key: str, default: Any = None) -> NoReturn:
         """Refuse what is logged under the name ``key``."""
-        raise _LoggedError(key)
+        raise ConfigurationError(
+            f"{key!r} is logged by side effect ({_users_line()}), which VectorizedEngine cannot take for many clients "
+            "at once; return it in training_step's dictionary instead, or use SequentialEngine"
+        )
 
 
 def refuse_unusual(client: FederatedClient) -> None:
@@ -138,9 +136,9 @@ def python_state(client: FederatedClient) -> PythonState:
     }
 
 
-def equal_attributes(one: PythonState, other: PythonState) -> bool:
-    """Whether two states hold the same; lists, dictionaries and sets may be others of equal content."""
-    return one.keys() == other.keys() and not _changed(one, other)
+def equal_attributes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether attributes, by name, hold the same; lists, dictionaries and sets may be others of equal content."""
+    return one.keys() == other.keys() and all(_alike(value, other[name]) for name, value in one.items())
 
 
 def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:
@@ -184,15 +182,7 @@ def _changed(before: PythonState, after: PythonState) -> list[str]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same object, or plain ones, or containers of such, that are equal."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    plain = (int, float, str, bool, tuple, set, torch.device, torch.dtype)
-    return isinstance(one, plain) and bool(one == other)
+    return one is other or (not isinstance(one, Tensor) and same(one, other))
 
 
 # ---------------------------------------------------------------------- explanations
@@ -204,46 +194,21 @@ def explained(client: FederatedClient) -> Iterator[None]:
 
     Raises:
         CannotVectorizeError: The step cannot be vectorized.
-        ConfigurationError: It is not to be used so.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, CannotVectorizeError):
+    except (torch.OutOfMemoryError, CannotVectorizeError, ConfigurationError):
         raise
     except Exception as error:
-        raise _explanation(error, client) from error
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        one_sample = said.startswith("Expected more than 1 value per channel")
+        where = _users_line(traceback.extract_tb(error.__traceback__))
+        reason = f"{type(client).__name__}.training_step, {where}: {said[:200]}"
+        raise CannotVectorizeError(reason, silent=one_sample) from error
 
 
-def _explanation(error: Exception, client: FederatedClient) -> Exception:
-    name = type(client).__name__
-    frame = _users_frame(error.__traceback__)
-    if isinstance(error, _LoggedError):
-        return ConfigurationError(
-            f"{name}.training_step logs {error.args[0]!r} by side effect ({frame}), which VectorizedEngine cannot take "
-            "for many clients at once; return it in training_step's dictionary instead, or use SequentialEngine"
-        )
-    if isinstance(error, ConfigurationError):
-        return error
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    one_sample = str(error).startswith("Expected more than 1 value per channel")
-    return CannotVectorizeError(f"{name}.training_step, {frame}: {_first_sentence(said[0])}", silent=one_sample)
-
-
-def _first_sentence(text: str) -> str:
-    for known, short in (
-        ("calling .item()", "calls .item() (or float, int), which needs one number and not one for each client"),
-        ("data-dependent control flow", "branches on data, which may differ between clients"),
-    ):
-        if known in text:
-            return short
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
-def _users_frame(trace: TracebackType | None) -> str:
-    """Innermost line that is neither torch's, nor Lightning's, nor the engine's."""
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith((*FOREIGN, ENGINE))]
-    frames = [f for f in frames if f.name not in ("log", "log_dict")] or frames
-    if not frames:
-        return "somewhere in torch"
-    frame = frames[-1]
-    return f"{frame.filename}:{frame.lineno}: {frame.line}"
+def _users_line(frames: traceback.StackSummary | None = None) -> str:
+    """Innermost line of a trace, or of the call, that is neither torch's, nor Lightning's, nor the engine's."""
+    own = [f for f in frames or traceback.extract_stack() if not f.filename.startswith(NOT_OF_USER)]
+    own = [f for f in own if f.name not in ("log", "log_dict")]
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "in no line of its own"

@@ -14,7 +14,7 @@ from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.batches import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.graphs import ComputationFactory
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
-from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer, check_same_settings
+from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.engines.vectorized.stack import Stack
 from pfl_lightning.engines.vectorized.step import StackedStep
 from pfl_lightning.errors import NonFiniteLossError
@@ -71,21 +71,16 @@ def run_stacked_phase(
         clip: Clips the gradients; ``None`` leaves them.
         computations: Factory of the computation of a step.
     """
-    check_same_settings(client, (stack.row(member) for member in stack.members))
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None
-    try:
-        stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))
-        ordered = [streams[member] for member in stack.members]
-        fits = [(member.context, streams[member].steps) for member in stack.members]
-        optimizer = StackedOptimizer(client, phase, fits)  # of the client as it is, with its encoder
-        with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-            step = StackedStep(client, computations.make(client, phase, environment))
-            batches = StackedBatches(ordered, environment, uses_batch_index(client))
-            losses = _Run(stack, step, optimizer).train(ordered, batches, clip)
-    finally:
-        for stream in streams.values():
-            stream.close()
+    stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))
+    ordered = [streams[member] for member in stack.members]
+    # Of the client as it is, with its encoder.
+    optimizer = StackedOptimizer(client, phase, stack, [stream.steps for stream in ordered])
+    with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
+        step = StackedStep(client, computations.make(client, phase, environment))
+        batches = StackedBatches(ordered, environment, uses_batch_index(client))
+        losses = train(stack, step, optimizer, ordered, batches, clip)
     for row, member in enumerate(stack.members):
         own = {name: values[row, : ordered[row].steps] for name, values in losses.items() if ordered[row].steps}
         try:
@@ -95,56 +90,39 @@ def run_stacked_phase(
             member.error = error.with_traceback(None)  # whose frames hold the stack
 
 
-class _Run:
-    """The steps of one phase.
+def train(
+    stack: Stack,
+    step: StackedStep,
+    optimizer: StackedOptimizer,
+    streams: Sequence[Stream],
+    batches: StackedBatches,
+    clip: Callable[[Tensors], None] | None,
+) -> dict[str, Tensor]:
+    """Take all steps of a phase, of clients of which those with more batches come first.
 
-    Args:
-        stack: The clients, longest first.
-        step: Forward and backward pass.
-        optimizer: Of the phase.
+    Returns:
+        The loss terms of every client and step by name, (K, steps) each.
     """
-
-    def __init__(self, stack: Stack, step: StackedStep, optimizer: StackedOptimizer) -> None:
-        self._stack, self._step, self._optimizer = stack, step, optimizer
-        self._held = [name for group in self._optimizer.names for name in group]
-        self._count = 0
-        self._losses: dict[str, Tensor] = {}
-
-    def train(
-        self, streams: Sequence[Stream], batches: StackedBatches, clip: Callable[[Tensors], None] | None
-    ) -> dict[str, Tensor]:
-        """All steps of all clients; returns the loss terms of every client and step by name, (K, steps) each."""
-        steps = max(stream.steps for stream in streams)
-        for step in range(steps):
-            active = [stream for stream in streams if stream.steps > step]
-            if len(active) != self._count:
-                self._narrow(len(active))
-            gradients = self._gradients(active, batches, step, (len(streams), steps))
-            if clip is not None and gradients:
-                clip(gradients)
-            self._optimizer.step(gradients)
-            self._optimizer.after_step()
-            for row, stream in enumerate(active):
-                self._stack.members[row].num_steps += 1
-                if stream.epoch_ended:
-                    self._optimizer.after_epoch(row)
-        return {name: values.cpu() for name, values in self._losses.items()}  # once for all clients
-
-    def _narrow(self, count: int) -> None:
-        """Go on with the first clients; the others stay as they are."""
-        tensors, self._count = self._stack.tensors, count
-        self._step.bind(tensors, count)
-        self._optimizer.bind({name: tensors[name][:count] for name in self._held})
-
-    def _gradients(
-        self, active: Sequence[Stream], batches: StackedBatches, step: int, shape: tuple[int, int]
-    ) -> dict[str, Tensor]:
-        """Gradients of what the optimizer holds."""
-        self._step.begin()
+    count, losses = 0, dict[str, Tensor]()
+    steps = max(stream.steps for stream in streams)
+    for number in range(steps):
+        active = [stream for stream in streams if stream.steps > number]
+        if len(active) != count:  # the others stay as they are
+            count = len(active)
+            step.bind(stack.tensors, count)
+            optimizer.bind({name: stack.tensors[name][:count] for name in optimizer.names})
+        step.begin()
         for rows, index, batch in batches.next(active):
-            for name, values in self._step.run(rows, batch, index).items():
-                if name not in self._losses:
-                    self._losses[name] = values.new_zeros(shape)
-                self._losses[name][slice(len(active)) if rows is None else rows, step] = values
-        found = self._step.gradients
-        return {name: found[name] for name in self._held if name in found}
+            for name, values in step.run(rows, batch, index).items():
+                if name not in losses:
+                    losses[name] = values.new_zeros((len(streams), steps))
+                losses[name][slice(count) if rows is None else rows, number] = values
+        gradients = {name: step.gradients[name] for name in optimizer.names if name in step.gradients}
+        if clip is not None and gradients:
+            clip(gradients)
+        optimizer.step(gradients)
+        for row, stream in enumerate(active):
+            stack.members[row].num_steps += 1
+            if stream.epoch_ended:
+                optimizer.after_epoch(row)
+    return {name: values.cpu() for name, values in losses.items()}  # once for all clients

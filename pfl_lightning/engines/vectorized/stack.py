@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, local_fit
+from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, load_own_state, local_fit
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask
@@ -88,6 +88,20 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
         _renew_buffers(client)
     except Exception as error:
         member.error = failure(error, client, context, environment).with_traceback(None)  # its frames hold the member
+    return member
+
+
+def prepare_evaluation(
+    client: FederatedClient, task: EvaluationTask, environment: FitEnvironment, cache_features: bool
+) -> Member:
+    """Bring a client to the start of the fine-tuning before its evaluation."""
+    load_own_state(client, task, environment)
+    member = Member(task, task.context, tuple(client.personalization_phases()))
+    if member.phases and cache_features:
+        enter_phase(client, member.phases[0])
+        with local_fit(environment):
+            member.features = frozen_features(client, task.context)
+    member.state = full_state(client)
     return member
 
 

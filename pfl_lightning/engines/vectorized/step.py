@@ -180,7 +180,6 @@ class StackedStep:
         self._others = [name for name, tensor in named if not tensor.requires_grad]
         self.gradients: dict[str, Tensor] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._spare: dict[str, Tensor] = {}  # gradients kept from step to step, since fresh memory is slow
         self._attributes: PythonState | None = python_state(client)
         self._used: frozenset[str] | None = None
         self._terms: frozenset[str] | None = None
@@ -188,7 +187,6 @@ class StackedStep:
     def bind(self, tensors: Tensors, count: int) -> None:
         """Go on with the first ``count`` clients (A) of the whole stack, which changes in place."""
         self._tensors = {name: tensors[name][:count] for name in (*self._trained, *self._others)}
-        self._spare = {}
 
     def begin(self) -> None:
         """Begin another step."""
@@ -225,7 +223,7 @@ class StackedStep:
             if rows is None:
                 self.gradients[name] = gradient
             else:
-                self._gradient_buffer(name).index_copy_(0, rows, gradient)
+                self.gradients.setdefault(name, torch.empty_like(self._tensors[name])).index_copy_(0, rows, gradient)
         # Only now are buffers written: the backward pass may need the old values.
         for name, buffer in others.items():
             if name in found.assigned:
@@ -235,25 +233,14 @@ class StackedStep:
                 _write(self._tensors[name], rows, buffer)
         return found.terms
 
-    def _gradient_buffer(self, name: str) -> Tensor:
-        """Buffer for the gradients of all clients; its content is overwritten by the end of the step."""
-        if name not in self.gradients:
-            if name not in self._spare:
-                self._spare[name] = torch.empty_like(self._tensors[name])
-            self.gradients[name] = self._spare[name]
-        return self.gradients[name]
-
     def _compare(self, used: Iterable[str], terms: Iterable[str]) -> None:
         """Refuse parameters used for some clients only, and loss terms returned in some steps only."""
-        used, terms = frozenset(used), frozenset(terms)
+        used, terms, name = frozenset(used), frozenset(terms), type(self._client).__name__
         self._used = used if self._used is None else self._used
         self._terms = terms if self._terms is None else self._terms
-        name = type(self._client).__name__
-        if used != self._used:
-            some = min(used ^ self._used)
+        for some in sorted(used ^ self._used):
             raise CannotVectorizeError(f"a step of {name} uses the parameter {some!r} for some clients only")
-        if terms != self._terms:
-            some = min(terms ^ self._terms)
+        for some in sorted(terms ^ self._terms):
             raise CannotVectorizeError(f"{name}.training_step returns the term {some!r} in some steps only")
 
 

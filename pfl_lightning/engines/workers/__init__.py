@@ -3,5 +3,5 @@
 ``engine`` cuts the tasks of a round into jobs and sends common tensors once; ``packing`` turns objects and tensors into
 bytes, sends them over pipes and shares them in memory. ``pool`` hands jobs to workers, replaces dead workers and
 returns replies in order. ``worker`` runs in a worker process, around an ordinary engine. Workers are started by
-``processes`` on this machine, or by ``ray``, on a ``ray_cluster``.
+``processes`` on this machine, or by ``ray``.
 """

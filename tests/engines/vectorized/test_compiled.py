@@ -57,7 +57,7 @@ def states(method, rounds, engine, **options):
 
 
 def number_of_graphs(engine):
-    return sum(len(steps.graphs) for states in engine._computations._compiled.values() for steps in states)
+    return sum(len(steps.graphs) for phases in engine._computations._compiled.values() for steps in phases.values())
 
 
 ALIKE = [pytest.param(method, marks=pytest.mark.slow) for method in (FedBN, FedProx)]  # FedPAC's steps have more
@@ -191,5 +191,5 @@ def test_memory_errors_are_not_taken_for_a_failed_compilation(early, monkeypatch
 
     monkeypatch.setattr(steps, "compile_graph", lambda graph: large)
     engine, got = trained(FedAvg)
-    assert "3 clients trained at once need too much memory; going on with 2 at once" in engine._warned
+    assert "3 clients at once need too much memory; going on with 2 at once" in engine._warned
     assert_same(got, plain(FedAvg), atol=1e-6)

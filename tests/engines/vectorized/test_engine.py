@@ -33,7 +33,7 @@ StepLR = torch.optim.lr_scheduler.StepLR
 
 def assert_vectorized(federation):
     """Nothing fell back to SequentialEngine."""
-    assert not federation.engine.fits.reasons
+    assert not federation.engine.groups.reasons
     assert not federation.engine._warned
 
 
@@ -70,11 +70,11 @@ def test_on_a_cpu_only_small_models_without_convolutions_are_trained_together():
         encoder.out_features = 4
         client = FedAvg(encoder, 3)
         assert VectorizedEngine().vectorizes(client, environment) is expected
-        assert VectorizedEngine().trains_together(client, environment) is expected
+        assert VectorizedEngine().vectorizes(client, environment) is expected
         assert VectorizedEngine(forward="vmap").vectorizes(client, environment)
         on_gpu = FitEnvironment(device=torch.device("cuda"))
         assert VectorizedEngine().vectorizes(client, on_gpu)
-        assert VectorizedEngine().trains_together(client, on_gpu)
+        assert VectorizedEngine().vectorizes(client, on_gpu)
 
 
 def wide_encoder(input_shape):

@@ -10,7 +10,7 @@ from _helpers.engines import assert_scores_agree, evaluate, trained
 from _helpers.toy import CLIENTS, linear_encoder, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.engines.vectorized.phase import _Run
+from pfl_lightning.engines.vectorized import phase
 from pfl_lightning.methods import FedAvg, FedBABU, LocalOnly
 
 # ---------------------------------------------------------------------- left to SequentialEngine
@@ -55,8 +55,8 @@ class Steps(FedAvg):
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (Hooked, "Hooked overrides on_after_backward. Its clients are evaluated"),
-        (Steps, "Steps.training_step, .* branches on data, .* Its clients are evaluated"),
+        (Hooked, "Hooked overrides on_after_backward. Its clients run"),
+        (Steps, "Steps.training_step, .* data-dependent .* Its clients run"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -93,27 +93,27 @@ def test_what_is_fine_tuned_together_on_a_cpu(tuned, monkeypatch):
 
 
 def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(monkeypatch, said):
-    train = _Run.train
+    train = phase.train
 
-    def limited(self, streams, *args):
+    def limited(stack, step, optimizer, streams, *args):
         if len(streams) > 2:
             raise torch.OutOfMemoryError("simulated")
-        return train(self, streams, *args)
+        return train(stack, step, optimizer, streams, *args)
 
-    monkeypatch.setattr(_Run, "train", limited)
+    monkeypatch.setattr(phase, "train", limited)
     federation = trained(partial(LocalOnly, lr=0.02, fine_tune="all"), encoder=[tiny_encoder, linear_encoder])
     assert_scores_agree(
         evaluate(federation, VectorizedEngine(forward="vmap")), evaluate(federation, SequentialEngine())
     )
-    assert said() == ["VectorizedEngine: 3 clients evaluated at once need too much memory; going on with 2 at once"]
+    assert said() == ["VectorizedEngine: 3 clients at once need too much memory; going on with 2 at once"]
 
 
 def test_the_engine_can_be_pickled():
     engine = VectorizedEngine(7, forward="vmap")
     evaluate(trained(partial(Steps, fine_tune="all")), engine)
-    assert len(engine.evaluation.groups.reasons) == 1
+    assert len(engine.groups.reasons) == 1
     pickled = pickle.dumps(engine)
     assert b"_parameters" not in pickled  # modules stay where they are
     copy = pickle.loads(pickled)
     assert copy.clients_per_batch == 7
-    assert not copy.evaluation.groups.reasons
+    assert not copy.groups.reasons

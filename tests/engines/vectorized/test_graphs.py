@@ -150,7 +150,7 @@ def test_a_capture_without_memory_halves_the_group(graphs, monkeypatch):
 
     monkeypatch.setattr(EmulatedGraph, "capture", large)
     engine, got, expected = trained(partial(FedAvg, epochs=3), 1)
-    assert engine._warned == {"3 clients trained at once need too much memory; going on with 2 at once"}
+    assert engine._warned == {"3 clients at once need too much memory; going on with 2 at once"}
     assert_same(got, expected, atol=1e-6)
 
 

@@ -191,7 +191,7 @@ def test_the_reason_against_vectorizing_is_said_once(monkeypatch, caplog):
 
     engine, _ = fake_ray_engine(monkeypatch, 2, engine=VectorizedEngine(2, forward="vmap"))
     run(partial(Prints, epochs=1), 2, engine=engine)
-    assert sum("trained one by one" in line for line in caplog.messages) == 1
+    assert sum("run one by one" in line for line in caplog.messages) == 1
 
 
 # ---------------------------------------------------------------------- one round after the other

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pfl_lightning.engines.workers import ray_cluster as cluster
-from pfl_lightning.engines.workers.ray_cluster import gpu_share
+from pfl_lightning.engines.workers import ray as cluster
+from pfl_lightning.engines.workers.ray import gpu_share
 
 SHARES = [(1, 1, 1), (1, 4, 0.25), (2, 3, 0.5), (2, 5, 1 / 3), (3, 2, 1), (8, 4, 2), (0, 2, 0)]
 
