@@ -82,16 +82,6 @@ def values_for_loggers(trainer: Any) -> set[str]:
     return {*trainer._logger_connector._logged_metrics}
 
 
-def with_own_metrics(trainer: Any, name: str, kind: type[dict[str, Any]]) -> Any:
-    """The values of a Trainer (``"callback_metrics"``, ...), from now on in a dictionary of a class."""
-    connector = trainer._logger_connector
-    values = getattr(connector, name)
-    if type(values) is not kind:
-        values = kind(values)
-        setattr(connector, f"_{name}", values)
-    return values
-
-
 def put_root_dir(trainer: Any, folder: str) -> None:
     """Give a Trainer another folder."""
     trainer._default_root_dir = folder

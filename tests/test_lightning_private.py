@@ -62,20 +62,6 @@ def test_values_are_logged_under_the_steps_that_a_trainer_has_taken(tmp_path):
     assert "rate" not in for_loggers
 
 
-def test_values_of_a_trainer_are_in_a_dictionary_of_a_class():
-    class Own(dict[str, Any]):
-        pass
-
-    trainer = quiet_trainer(1)
-    trainer.callback_metrics["a"] = 1
-    for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
-        found = private.with_own_metrics(trainer, name, Own)
-        assert type(found) is Own
-        assert private.with_own_metrics(trainer, name, Own) is found
-    assert trainer.callback_metrics == {"a": 1}
-    assert type(trainer.callback_metrics) is Own
-
-
 def test_options_of_a_trainer():
     trainer, timed = quiet_trainer(1), quiet_trainer(1, val_check_interval={"minutes": 2})
     private.put_root_dir(trainer, "/elsewhere")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from pfl_lightning.engines.lifecycle import (
     phase_data,
     trains,
 )
-from pfl_lightning.engines.threads import HeldThreads, is_set_by_user, step_work, threads_for_work
+from pfl_lightning.engines.threads import is_set_by_user, step_work, threads_for_work
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import (
     EvaluationResult,
@@ -80,7 +80,8 @@ class Engine(ABC):
         if threads is not None:
             check_at_least("threads", threads, 1)
         self.threads = threads
-        self._held = HeldThreads()
+        self._held: int | None = None
+        self._threads_before = 0  # number of threads that this engine has set, and the caller's
         self._work: float | None = None  # of a training step, once it was counted
         self._logged_threads = False  # the number of threads
 
@@ -92,13 +93,23 @@ class Engine(ABC):
             data: Every client's data.
             environment: Settings of the outer Trainer and of the run.
         """
-        self._held.release()  # the number of an earlier start is not the user's
+        self._release_threads()  # the number of an earlier start is not the user's
         self._work = None
-        self._held.hold(self.choose_threads(models, data, environment))
+        self._hold_threads(self.choose_threads(models, data, environment))
 
     def stop(self) -> None:
         """Release what :meth:`start` took; called when the fit, the validation or the test is over or has failed."""
-        self._held.release()
+        self._release_threads()
+
+    def _hold_threads(self, threads: int | None) -> None:
+        self._held, self._threads_before = threads, torch.get_num_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def _release_threads(self) -> None:
+        if self._held is not None and torch.get_num_threads() == self._held:  # else it was set anew meanwhile
+            torch.set_num_threads(self._threads_before)
+        self._held = None
 
     def choose_threads(
         self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
@@ -122,11 +133,19 @@ class Engine(ABC):
             self._logged_threads = True
         return threads_for_work(self._work)
 
+    @contextmanager
     def holding_threads(
         self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Context manager with the number of threads that a run would have, for fits outside of one."""
-        return self._held.holding(lambda: self.choose_threads(models, data, environment))
+        outside = self._held is None
+        if outside:
+            self._hold_threads(self.choose_threads(models, data, environment))
+        try:
+            yield
+        finally:
+            if outside:
+                self._release_threads()
 
     def make_trainer(
         self, environment: FitEnvironment, callbacks: Sequence[L.Callback] = (), **options: Any

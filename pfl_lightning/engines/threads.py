@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,41 +73,3 @@ def work_of(encoder: nn.Module, samples: Tensor) -> float:
     tables = {id(module.weight) for module in encoder.modules() if isinstance(module, nn.Embedding)}
     weights = sum(p.numel() for p in encoder.parameters() if id(p) not in tables)
     return float(max(counter.get_total_flops() / len(samples), 2 * weights))
-
-
-@dataclass
-class HeldThreads:
-    """Number of torch's threads that is held from one call to another.
-
-    Attributes:
-        held: Number that was set; ``None`` where none is held.
-        before: The caller's.
-    """
-
-    held: int | None = None
-    before: int = 0
-
-    def hold(self, threads: int | None) -> None:
-        """Set a number; ``None`` leaves it as it is."""
-        self.release()
-        if threads is not None:
-            self.held, self.before = threads, torch.get_num_threads()
-            torch.set_num_threads(threads)
-
-    def release(self) -> None:
-        """Give the caller's number back, unless another one was set meanwhile."""
-        if self.held is not None and torch.get_num_threads() == self.held:
-            torch.set_num_threads(self.before)
-        self.held = None
-
-    @contextmanager
-    def holding(self, choose: Callable[[], int | None]) -> Iterator[None]:
-        """Hold a number inside, unless one is held already."""
-        if self.held is not None:
-            yield
-            return
-        self.hold(choose())
-        try:
-            yield
-        finally:
-            self.release()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from pfl_lightning.checks import check_at_least, check_number
@@ -45,7 +45,6 @@ class TrainerEngine(Engine):
         limit_val_batches: Batches of each client's validation part that a module given to ``federate`` is shown.
         limit_test_batches: The same of test parts.
         max_steps: Optimizer steps of each phase of a local fit, which also ends after its epochs.
-        profiler: Times what happens inside local fits, all of them together, in this process: ``profiler.summary()``.
         threads: See :class:`~pfl_lightning.engines.Engine`.
     """
 
@@ -61,7 +60,6 @@ class TrainerEngine(Engine):
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
         max_steps: int = -1,
-        profiler: Profiler | None = None,
         threads: int | None = None,
     ) -> None:
         super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
@@ -76,13 +74,13 @@ class TrainerEngine(Engine):
         self.callbacks = callbacks or []
         self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
         self.limit_test_batches = limit_test_batches
-        self.max_steps, self.profiler = max_steps, profiler
+        self.max_steps = max_steps
         # Trainers as they were made: a new one takes 30 ms, most of it a search for other packages.
-        self._patterns: dict[tuple[Any, ...], _Pattern] = {}
+        self._copiers: dict[tuple[Any, ...], Callable[[], Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the Trainers, which a worker makes itself."""
-        return {**self.__dict__, "_patterns": {}}
+        return {**self.__dict__, "_copiers": {}}
 
     def start(self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment) -> None:
         """Refuse limits that would have no effect; see :meth:`Engine.start`.
@@ -97,7 +95,7 @@ class TrainerEngine(Engine):
                 "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
                 "clients are evaluated on their whole parts: eval_cohort of the FederatedLoop says how many of them"
             )
-        self._patterns.clear()
+        self._copiers.clear()
         super().start(models, data, environment)
 
     def run_phase(
@@ -141,11 +139,11 @@ class TrainerEngine(Engine):
             options["limit_val_batches"] = self.limit_val_batches
         logger, callbacks = options.pop("logger"), list(callbacks)
         key = (kind, environment.device, environment.precision_name, torch.is_anomaly_enabled(), *options.items())
-        if key not in self._patterns:
+        if key not in self._copiers:
             made: Any = self._new_trainer(kind, environment, callbacks, options)
             made.callbacks = [each for each in made.callbacks if each not in callbacks]  # those of other packages
-            self._patterns[key] = _Pattern(made)
-        trainer = self._patterns[key].copied()
+            self._copiers[key] = _copier(made)
+        trainer = self._copiers[key]()
         trainer.callbacks = [*callbacks, *trainer.callbacks]
         trainer.loggers = [logger] if isinstance(logger, Logger) else list(logger or ())
         keep_fewer_signals(trainer)
@@ -164,7 +162,7 @@ class TrainerEngine(Engine):
             limit_train_batches=self.limit_train_batches,
             limit_test_batches=self.limit_test_batches,
             max_steps=self.max_steps,
-            profiler=self.profiler or NothingProfiled(),
+            profiler=NothingProfiled(),
             logger=False,
             detect_anomaly=torch.is_anomaly_enabled(),  # by the outer Trainer; a Trainer sets it for its own time
             barebones=False,
@@ -179,38 +177,12 @@ class TrainerEngine(Engine):
         )
 
 
-class _Pattern:
-    """A Trainer as it was made, from which copies are made that share its profiler.
-
-    Args:
-        trainer: The Trainer.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer, file = trainer, io.BytesIO()
-        try:
-            pickler = _Pickler(file)
-            pickler.profiler = trainer.profiler
-            pickler.dump(trainer)
-        except Exception:  # of a callback of another package that cannot be pickled
-            file.truncate(0)
-        self._content = file.getvalue()
-
-    def copied(self) -> Any:
-        """A copy; from bytes it takes a fraction of the time of ``copy.deepcopy``."""
-        profiler = self._trainer.profiler
-        if not self._content:
-            return copy.deepcopy(self._trainer, {id(profiler): profiler})
-        unpickler = pickle.Unpickler(io.BytesIO(self._content))
-        unpickler.persistent_load = lambda _: profiler  # type: ignore[method-assign]
-        return unpickler.load()
-
-
-class _Pickler(pickle.Pickler):
-    profiler: Profiler
-
-    def persistent_id(self, value: Any) -> str | None:
-        return "profiler" if value is self.profiler else None
+def _copier(trainer: L.Trainer) -> Callable[[], Any]:
+    """Function that copies a Trainer; from bytes it takes a fraction of the time of ``copy.deepcopy``."""
+    try:
+        return partial(pickle.loads, pickle.dumps(trainer))
+    except Exception:  # of a callback of another package that cannot be pickled
+        return partial(copy.deepcopy, trainer)
 
 
 class _Watch(L.Callback):

@@ -78,7 +78,7 @@ def test_it_comes_back_after_an_error(three, monkeypatch):
 
 def test_what_a_callback_sets_stays(three):
     engine = SequentialEngine()
-    engine._held.hold(1)
+    engine._hold_threads(1)
     torch.set_num_threads(2)
     engine.stop()
     assert torch.get_num_threads() == 2

@@ -17,9 +17,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.drop_in.fits.module_calls import names_in_code
 from pfl_lightning.drop_in.outer.handed_in import copies, sees_evaluations
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import MakeTrainer
-from pfl_lightning.lightning_private import with_own_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -48,23 +46,6 @@ def give_metrics(trainer: Any, values: Mapping[str, Mapping[str, float]]) -> Non
         getattr(trainer, name).update(shown)
 
 
-class MetricNotLogged(ConfigurationError, KeyError):
-    """A value that an inner Trainer does not have; whoever expects a KeyError catches it."""
-
-    __str__ = Exception.__str__
-
-
-class _Metrics(dict[str, Any]):
-    """Values that an inner Trainer has; of one that it does not have it says why."""
-
-    def __missing__(self, name: str) -> Any:
-        raise MetricNotLogged(
-            f"self.trainer has no value of {name!r}: in the local fit or the evaluation of one client, it has what "
-            f"that has logged ({', '.join(sorted(self)) or 'nothing yet'}). Ask by .get({name!r}) or 'in', or ask a "
-            "callback of the Trainer, whose trainer.callback_metrics has the means over the clients"
-        )
-
-
 class Trainer(L.Trainer):
     """Answers as the one Trainer of a plain run would. By its name Lightning reads ``PL_TRAINER_...`` for it, too.
 
@@ -77,11 +58,6 @@ class Trainer(L.Trainer):
     evaluates = False
     """Whether it validates or tests, and so has no optimizers of its own."""
     _was_asked = False
-
-    @property
-    def callback_metrics(self) -> Any:
-        """Values for callbacks, which may write to them."""
-        return with_own_metrics(self, "callback_metrics", _Metrics)
 
     @property
     def checkpoint_callbacks(self) -> Any:
@@ -110,23 +86,19 @@ class Trainer(L.Trainer):
         return self.strategy.lr_scheduler_configs
 
     def _make_optimizers(self) -> None:
-        if not self.evaluates or self._was_asked or self.strategy.optimizers:
-            return
-        self._was_asked, what = True, "gets new ones of its configure_optimizers, which have learned nothing"
-        try:
+        if self.evaluates and not self._was_asked and not self.strategy.optimizers:
+            self._was_asked = True
+            _say_of_optimizers(type(self.lightning_module).__name__)
             self.strategy.setup_optimizers(self)
-        except Exception as error:  # of the user's code, which may ask for what there is in a fit alone
-            what = f"gets none, since its configure_optimizers ended in {type(error).__name__}: {error}"
-        _say_of_optimizers(type(self.lightning_module).__name__, what)
 
 
 @cache
-def _say_of_optimizers(name: str, what: str) -> None:
+def _say_of_optimizers(name: str) -> None:
     _log.warning(
         "%s asks for its optimizers or schedulers (self.optimizers(), self.lr_schedulers()) in an evaluation, where a "
-        "client has none: it %s. Ask for them in hooks of the training, or where self.trainer.training is true",
+        "client has none: it gets new ones of its configure_optimizers, which have learned nothing. Ask for them in "
+        "hooks of the training, or where self.trainer.training is true",
         name,
-        what,
     )
 
 

@@ -168,7 +168,7 @@ class WorkerEngine(Engine):
         )
         sent_data = _packed(f"the data ({type(data).__name__})", data)
         super().start(models, data, environment)  # the server computes on as many threads as under the other engines
-        threads = self._held.held or 1
+        threads = self._held or 1
         try:
             self._host = host = self.connect(data, environment, threads)
             self._models = {id(model): index for index, model in enumerate(models)}

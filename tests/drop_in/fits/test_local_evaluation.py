@@ -187,21 +187,6 @@ def test_hooks_of_evaluations_find_schedulers_and_the_optimizers_of_the_trainer(
     assert len([message for message in caplog.messages if "AskingForAll asks for its optimizers" in message]) == 1
 
 
-def test_schedulers_that_an_evaluation_cannot_make_are_none(caplog):
-    class Guarded(Net):
-        def configure_optimizers(self) -> Any:
-            if not self.trainer.training:
-                raise RuntimeError("only in a fit")
-            return super().configure_optimizers()
-
-        def on_validation_epoch_end(self) -> None:
-            assert self.lr_schedulers() is None
-
-    run_project(FedAvg, module=Guarded(), engine=TrainerEngine())
-    (said,) = [message for message in caplog.messages if "asks for its optimizers" in message]
-    assert "RuntimeError: only in a fit" in said
-
-
 def test_the_note_of_an_error_fits_it():
     class Broken(Net):
         error = AttributeError("'NoneType' object has no attribute 'x'")

@@ -10,7 +10,6 @@ from _helpers.toy import CLASSES, INPUTS, assert_same, quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfl_lightning import FederatedLoop
-from pfl_lightning.drop_in.fits.inner_trainer import MetricNotLogged
 from pfl_lightning.drop_in.fits.module_calls import names_in_code
 from pfl_lightning.methods import FedAvg
 
@@ -59,38 +58,6 @@ def test_each_client_reads_its_own():
     quiet_trainer(2, loop).fit(Scaled(), loader(36, 1), loader(18, 2))
     ends = [value for hook, value in Scaled.read if hook == "epoch"][::2]
     assert len(set(ends)) == 6  # 3 clients, 2 rounds
-
-
-class Reading(Net):
-    """Reads what it is told in a hook."""
-
-    def __init__(self, hook: str, name: str) -> None:
-        super().__init__()
-        self.asked = hook, name
-        self.where = "callback_metrics"  # its code does not name it, so that local fits do not validate for it
-
-    def look(self, hook: str) -> None:
-        if self.asked[0] == hook:
-            values = getattr(self.trainer, self.where)
-            assert values.get(self.asked[1]) is None
-            assert self.asked[1] not in values
-            _ = values[self.asked[1]]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.look("training_step")
-        return super().training_step(batch, batch_idx)
-
-    def on_validation_epoch_end(self) -> None:
-        self.look("on_validation_epoch_end")
-
-
-@pytest.mark.parametrize(("hook", "name"), [("training_step", "val_f1"), ("on_validation_epoch_end", "train_loss")])
-def test_what_is_not_there_is_named_with_what_is(hook, name):
-    trainer = quiet_trainer(1, FederatedLoop(method=FedAvg, num_clients=2, seed=1))
-    with pytest.raises(KeyError, match=f"self.trainer has no value of '{name}': in the local fit or the") as caught:
-        trainer.fit(Reading(hook, name), loader(24, 1), loader(12, 2))
-    assert isinstance(caught.value, MetricNotLogged)
-    assert any("of client 0" in note for note in caught.value.__notes__)
 
 
 def test_values_can_be_copied_as_a_dictionary():

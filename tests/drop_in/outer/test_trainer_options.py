@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import (
     ThroughputMonitor,
     Timer,
 )
-from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.tuner import Tuner
 from torch.nn import functional as F
 
@@ -329,12 +328,6 @@ def test_precision_holds_inside_local_fits(engine):
 
     run_project(FedAvg, module=Typed(), engine=engine(), trainer={"precision": "bf16-mixed"})
     assert types == {torch.bfloat16}
-
-
-def test_a_profiler_inside_times_steps():
-    inside, module = SimpleProfiler(), Counting()
-    run_project(FedAvg, module=module, engine=TrainerEngine(profiler=inside))
-    assert len(inside.recorded_durations["run_training_batch"]) == module.counts["train"]
 
 
 def test_a_round_trains_without_warnings_about_optimizers():
