@@ -14,9 +14,9 @@ Where to look:
   optimizers and logs); ``parts`` (what a method needs of a module, and a client of it),
   ``plain_state``, ``roles`` (head, and what its user keeps or shares), ``tracing`` (which layer is the head),
   ``copies`` (also what is frozen), ``transient`` and ``remembered`` (attributes: put back, and kept for a client).
-- ``features/``: models of methods on features. ``feature_module``, ``passes``, ``capture``; ``view_module``, ``views``
-  and ``encoder`` (self-supervised methods).
+- ``features/``: models of methods on features. ``feature_module``; ``capture`` (features, classes and views of a
+  batch); ``encoder`` (the module as far as its features, over all items); ``view_module`` (self-supervised methods).
 - ``fits/``: ``local_fit`` and ``local_evaluation``; ``inner_trainer`` (as a module finds it) and ``loggers``;
-  ``resume`` (schedules, epochs and attributes from round to round), ``own_data`` (a client's items in the place of
+  ``over_rounds`` (schedules, optimizers and counts from round to round), ``own_data`` (a client's items in the place of
   all), ``logs`` (what a module logs), ``module_calls`` (how a module is called).
 """

@@ -1,17 +1,25 @@
-"""The features that a user's module computes in its own steps, and the classes of their batch."""
+"""The features that a user's module computes in its own steps, the classes of their batch, and its two views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from pfl_lightning.data import LABEL_KEYS, class_of_batch
+from pfl_lightning.data import LABEL_KEYS, TwoViews, class_of_batch
+from pfl_lightning.drop_in.fits.module_calls import patched
+from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.state.equality import same
+
+_log = logging.getLogger(__name__)
 
 
 class ClassesUnknown(ConfigurationError):
@@ -103,8 +111,7 @@ class FeatureCapture:
         if found is None:
             raise ConfigurationError(
                 f"a step of {name} has not called the layer with the features ({self.place}): name by features= a "
-                "layer "
-                "that it calls"
+                "layer that it calls"
             )
         return self._checked(found)
 
@@ -114,8 +121,7 @@ class FeatureCapture:
         if features.ndim != 2 or features.shape[1] != width:
             raise ConfigurationError(
                 f"features must have the shape (batch, {width}), {self.place} of {name} has {tuple(found.shape)}: "
-                "name by "
-                "features= the layer behind which there is one vector for each sample (after the pooling)"
+                "name by features= the layer behind which there is one vector for each sample (after the pooling)"
             )
         return features
 
@@ -175,3 +181,51 @@ def _classes_of(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
 def _are_classes(found: Tensor) -> bool:
     whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
     return whole and found.ndim in (1, 2) and found.shape[1:].numel() == 1
+
+
+# ---------------------------------------------------------------------- two views of a batch
+
+
+@contextmanager
+def hooks_on_each_view(owner: Any, stacked: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Let a user's hooks that change batches see each of two views by itself.
+
+    Args:
+        owner: The module, the data module, or nothing.
+        stacked: Whether batches are now those of the package's own data, with both views in one tensor.
+    """
+    if owner is None:
+        yield
+        return
+
+    def on_each(hook: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(hook)
+        def changed(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(batch, TwoViews) and stacked():
+                batch = TwoViews(*unstacked(batch))
+            if isinstance(batch, TwoViews):
+                return TwoViews(*(hook(view, *args, **kwargs) for view in batch))
+            return hook(batch, *args, **kwargs)
+
+        return changed
+
+    with patched(owner, **{n: on_each(getattr(owner, n)) for n in BATCH_HOOKS if is_overridden(n, owner)}):
+        yield
+
+
+def unstacked(batch: Any) -> tuple[Any, ...]:
+    """Both views of a batch of the package's own data: inputs (N, 2, ...), and labels."""
+    inputs, labels = batch
+    return tuple((view, labels) for view in inputs.unbind(1))
+
+
+def say_if_equal(views: Sequence[Any], method: str) -> None:
+    """Say in the log what is missing where two views of a batch are equal."""
+    first, second = views
+    if same(first, second):
+        _log.warning(
+            "%s compares two views of each item, two readings of it, and both are equal: the training Dataset has no "
+            "random transform (crops, flips, noise), and no hook of module or data module (on_after_batch_transfer) "
+            "changes batches at random; give it one of these",
+            method,
+        )

@@ -1,8 +1,10 @@
-"""A user's LightningModule as far as its features, and copies of it that follow it."""
+"""A user's LightningModule as far as its features: passes over batches and items, and copies that follow it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -10,13 +12,18 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from pfl_lightning.drop_in.client.copies import Factory, copied
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.transient import Transient
-from pfl_lightning.drop_in.features.capture import FeatureCapture
-from pfl_lightning.drop_in.features.passes import FeaturePass
+from pfl_lightning.drop_in.features.capture import FeatureCapture, classes_of_batch
+from pfl_lightning.drop_in.fits.module_calls import call_step, nothing, patched
+from pfl_lightning.engines.sequential import BATCH_HOOKS
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.lightning_private import attached
+from pfl_lightning.notices import silence
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
 BATCH = "batch of the module"
@@ -26,12 +33,15 @@ BATCH = "batch of the module"
 class ModuleEncoder(nn.Module):
     """A user's module as far as its features.
 
+    The module's ``forward`` is called with the first entry of a batch. Where a batch is no tuple (a dictionary, a
+    graph), or there is no ``forward`` that computes them, its training step is, whose loss and log are dropped.
+
     Args:
         module: The module, which is not copied.
         capture: Sees its features.
         factory: Makes it once more; ``None`` where ``copy.deepcopy`` does.
         evaluating: Names of its layers that its author has put into evaluation mode.
-        step: Its training step, for batches without inputs that ``forward`` takes; ``None`` for the module's.
+        step: Its training step; ``None`` for the module's.
     """
 
     def __init__(
@@ -47,12 +57,15 @@ class ModuleEncoder(nn.Module):
         self._capture, self._factory, self._evaluating, self._step = capture, factory, tuple(evaluating), step
         self._given: Transient | None = None  # of a copy
 
+    # ------------------------------------------------------------------ batches
+
     def forward(self, inputs: Any) -> Tensor:
         """Features (N, d) of what ``forward`` of the module takes, or of what :meth:`view` gives."""
-        own = FeaturePass(self.module, self._capture, None, None, self._step)
         if isinstance(inputs, Mapping) and BATCH in inputs:
-            return own.features(inputs[BATCH])
-        return own.features_of_inputs(inputs)
+            return self.of_batch(inputs[BATCH])
+        with self._capture.watching():
+            self.module(inputs)
+            return self._capture.take()
 
     def view(self, batch: Any) -> Any:
         """What of a batch is needed for its features: inputs, or else the batch under a name that says so."""
@@ -60,9 +73,80 @@ class ModuleEncoder(nn.Module):
             return {BATCH: batch}
         return batch[0] if isinstance(batch[0], Tensor) else {BATCH: (batch[0],)}
 
+    def of_batch(self, batch: Any) -> Tensor:
+        """Features (N, d) of a batch.
+
+        Raises:
+            ConfigurationError: Neither ``forward`` nor the training step gives them.
+        """
+        if isinstance(batch, tuple | list) and batch and is_overridden("forward", self.module):
+            with self._capture.watching():
+                self.module(batch[0])
+                if self._capture.has_seen:  # else the head is called by the step alone, as one that needs the classes
+                    return self._capture.take()
+        step = self._step or self.module.training_step
+        try:
+            with self._capture.watching(), patched(self.module, log=nothing, log_dict=nothing):
+                call_step(step, batch, 0)
+                return self._capture.take()
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"the features of all of a client's samples are computed by forward, or by the training step of "
+                f"{type(self.module).__name__} outside a fit, which ended in {type(error).__name__}: {error}. Let "
+                "batches be tuples (inputs, ...), and forward take the inputs"
+            ) from error
+
+    # ------------------------------------------------------------------ all training items of a client
+
     def features_of(self, data: FitData) -> Tensor:
         """Features (n, d) of all of a client's training items, in evaluation mode and without gradient."""
-        return FeaturePass(self.module, self._capture, None, data.datamodule, self._step).features_alone(data)
+        with self._in_evaluation(data):
+            return torch.cat([self.of_batch(batch) for batch in self._batches(data)])
+
+    def features_and_classes(self, data: FitData, labels: Callable[[Any], Any] | None) -> tuple[Tensor, Tensor]:
+        """The same, and classes (n,), which ``labels`` gives for a batch where it does not tell them."""
+        with self._in_evaluation(data):
+            found = [(self.of_batch(batch), classes_of_batch(batch, labels)) for batch in self._batches(data)]
+        return torch.cat([features for features, _ in found]), torch.cat([classes for _, classes in found])
+
+    def classes_of(self, data: FitData, labels: Callable[[Any], Any] | None) -> Tensor:
+        """Classes (n,) alone."""
+        return torch.cat([classes_of_batch(batch, labels).cpu() for batch in self._batches(data)])
+
+    @contextmanager
+    def _in_evaluation(self, data: FitData) -> Iterator[None]:
+        modes = {layer: layer.training for layer in self.module.modules()}
+        self.module.eval()
+        try:
+            with torch.no_grad(), data.forward_context():
+                yield
+        finally:
+            for layer, mode in modes.items():
+                layer.training = mode
+                if isinstance(layer, Metric):
+                    layer.reset()
+
+    def _batches(self, data: FitData) -> Iterator[Any]:
+        """The batches in the items' order, through the hooks that a Trainer calls while it validates."""
+        hooks = _batch_hooks(self.module, data.datamodule)
+        # On a CPU, chunks that stay in its caches are faster than few large ones.
+        size = min(data.eval_batch_size, 128) if data.device.type == "cpu" else data.eval_batch_size
+        loader = data.part.loader(size, device=torch.device("cpu") if hooks else data.device)
+        with _as_validating(self.module) if hooks else nullcontext():
+            batch: Any
+            for batch in loader.batches() if hasattr(loader, "batches") else loader:
+                batch = data.convert_input(batch)
+                yield self._transferred(batch, hooks, data.device) if hooks else batch
+
+    def _transferred(self, batch: Any, hooks: Mapping[str, Any], device: torch.device) -> Any:
+        before, transfer, after = (hooks.get(name) for name in BATCH_HOOKS)
+        batch = batch if before is None else before(batch, 0)
+        batch = (transfer or self.module.transfer_batch_to_device)(batch, device, 0)
+        return batch if after is None else after(batch, 0)
+
+    # ------------------------------------------------------------------ copies
 
     def forget(self) -> None:
         """Give a copy of the module the attributes back that it was made with."""
@@ -102,3 +186,30 @@ class ModuleEncoder(nn.Module):
         for layer, own_layer in zip(other.modules(), self.module.modules(), strict=True):
             layer.training = own_layer.training
         return other
+
+
+def _batch_hooks(module: L.LightningModule, datamodule: L.LightningDataModule | None) -> dict[str, Any]:
+    """Hooks that change batches on their way: of the data module, or else of the module."""
+    owners = [owner for owner in (datamodule, module) if owner is not None]
+    return {
+        name: getattr(next(owner for owner in owners if is_overridden(name, owner)), name)
+        for name in BATCH_HOOKS
+        if any(is_overridden(name, owner) for owner in owners)
+    }
+
+
+@contextmanager
+def _as_validating(module: L.LightningModule) -> Iterator[None]:
+    """Lend the module a Trainer that says that it validates, for hooks that augment in the training alone."""
+    with silence():
+        trainer = L.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=os.devnull,
+        )
+    trainer.validating = True
+    with attached(module, trainer):
+        yield

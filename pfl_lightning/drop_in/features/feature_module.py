@@ -17,10 +17,15 @@ from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.data import SplitSource, TwoViews
 from pfl_lightning.drop_in.client.roles import head_layer, renew
 from pfl_lightning.drop_in.client.user_module import UserModule
-from pfl_lightning.drop_in.features.capture import FeatureCapture, FeatureSource, classes_of_batch
+from pfl_lightning.drop_in.features.capture import (
+    FeatureCapture,
+    FeatureSource,
+    classes_of_batch,
+    hooks_on_each_view,
+    say_if_equal,
+    unstacked,
+)
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
-from pfl_lightning.drop_in.features.passes import FeaturePass
-from pfl_lightning.drop_in.features.views import hooks_on_each_view, say_if_equal, unstacked
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
@@ -108,7 +113,7 @@ class FeatureModule(UserModule):
 
     def features_of(self, data: FitData) -> tuple[Tensor, Tensor]:
         """Features (n, d) of all training items in evaluation mode, and classes (n,), by passes over their batches."""
-        features, classes = self._passes(data).all_features(data)
+        features, classes = self.encoder_by(None).features_and_classes(data, self.source.labels)
         highest, known = int(classes.max()), self.client.num_classes
         if highest >= known:
             raise ConfigurationError(
@@ -121,7 +126,7 @@ class FeatureModule(UserModule):
         """Training items of each class, (C,); read once for each client."""
         if context.client not in self._class_counts:
             with isolate_rng():
-                classes = self._passes(context.data).all_classes(context.data)
+                classes = self.encoder_by(None).classes_of(context.data, self.source.labels)
             counts = torch.bincount(classes.cpu(), minlength=self.client.num_classes)
             self._class_counts[context.client] = counts
         return self._class_counts[context.client]
@@ -129,9 +134,6 @@ class FeatureModule(UserModule):
     def classes_of_batch(self, batch: Any) -> Tensor:
         """Classes (N,) of a batch."""
         return classes_of_batch(batch, self.source.labels)
-
-    def _passes(self, data: FitData) -> FeaturePass:
-        return FeaturePass(self.module, self._capture, self.source.labels, data.datamodule)
 
     def _head_input(self, features: Tensor) -> Tensor:
         """What enters the head; in and after a step of the module what has entered it, which is computed once."""
@@ -187,7 +189,7 @@ class FeatureModule(UserModule):
                     return None
                 found = [self._capture.take()]
             for view in views[1:]:
-                found.append(FeaturePass(self.module, self._capture, None, None, step).features(view))
+                found.append(self.encoder_by(step).of_batch(view))
             self._found, self._classes = tuple(found), self.classes_of_batch(views[0])
             if len(self._classes) != len(found[0]):
                 raise ConfigurationError(
