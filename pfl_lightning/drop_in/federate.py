@@ -15,7 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.parts import ClientParts
-from pfl_lightning.drop_in.fits.resume import Continuity
+from pfl_lightning.drop_in.fits.over_rounds import Continuity
 from pfl_lightning.drop_in.forms.checks import check_labels, check_method, check_module, split_method
 from pfl_lightning.drop_in.forms.given_data import GIVEN, data_of
 from pfl_lightning.drop_in.outer.federation import ModuleFederation

@@ -21,7 +21,7 @@ from pfl_lightning.drop_in.fits.module_calls import (
     share_of_learning_rates,
     warn_of_counters,
 )
-from pfl_lightning.drop_in.fits.resume import Continuity, FitProgress
+from pfl_lightning.drop_in.fits.over_rounds import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.state.clients import split_attributes, with_attributes
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_calls import call_step, lent_to_trainer, patched
+from pfl_lightning.drop_in.fits.over_rounds import Counts, set_counts
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
-from pfl_lightning.drop_in.fits.resume import Counts, set_counts
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.fit.data import FitData

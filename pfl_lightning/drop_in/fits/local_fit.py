@@ -21,8 +21,8 @@ from pfl_lightning.datamodules.adapters.items import LoaderEpoch
 from pfl_lightning.drop_in.fits.inner_trainer import give_metrics, metrics_of, reads_metrics
 from pfl_lightning.drop_in.fits.logs import LogRecord, reduction_name, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, lent_to_trainer
+from pfl_lightning.drop_in.fits.over_rounds import Counts, FitProgress, Resumption
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
-from pfl_lightning.drop_in.fits.resume import Counts, FitProgress, Resumption
 from pfl_lightning.drop_in.forms.given_data import is_of_module
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.fit.tasks import MakeTrainer

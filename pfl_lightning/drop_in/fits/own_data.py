@@ -19,7 +19,7 @@ from pfl_lightning.datamodules.adapters.sources import OwnItems
 from pfl_lightning.datamodules.adapters.stages import brings
 from pfl_lightning.datamodules.adapters.workers import nested_datasets, plain_values, set_values
 from pfl_lightning.drop_in.fits.module_calls import nothing
-from pfl_lightning.drop_in.fits.resume import FitProgress
+from pfl_lightning.drop_in.fits.over_rounds import FitProgress
 from pfl_lightning.fit.data import FitData
 
 HOOKS = {"train": "train_dataloader", "validation": "val_dataloader", "test": "test_dataloader"}

@@ -19,7 +19,7 @@ from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
 from pfl_lightning.drop_in.client.user_module import UserModule, bare_name
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
-from pfl_lightning.drop_in.fits.resume import Continuity
+from pfl_lightning.drop_in.fits.over_rounds import Continuity
 from pfl_lightning.drop_in.outer.handed_in import HandedOptions, check_local
 from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, what_travels

@@ -11,7 +11,7 @@ from _helpers.toy import SEED, GivenCohorts, Toy, assert_same, quiet_trainer, wh
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR
 
 from pfl_lightning import SequentialEngine, TrainerEngine, federate
-from pfl_lightning.drop_in.fits.resume import Continuity, FitProgress
+from pfl_lightning.drop_in.fits.over_rounds import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import Ditto, FedAvg, FedRep, LocalOnly
 
