@@ -50,8 +50,8 @@ class IsolationCheck:
         self._frozen: dict[str, Tensor] = {}
         self.matched: dict[tuple[Any, ...], Iterable[str]] = {}
         """Names that patterns fit: matching takes longer than a step of a small model, and names do not change."""
-        self.buffers: dict[str, Tensor | None] | None = None
-        """Non-persistent buffers as they were before an evaluation was prepared, by name."""
+        self.buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
+        """Non-persistent buffers of each module as they were before an evaluation was prepared."""
 
     @classmethod
     def of(cls, client: FederatedClient) -> IsolationCheck:

@@ -319,7 +319,8 @@ def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvir
     Raises:
         ConfigurationError: It wrote into a non-persistent buffer, which may be a broadcast's tensor.
     """
-    versions = [(name, tensor, tensor._version) for name, tensor in _buffers(client).items() if tensor is not None]
+    held = [(name, tensor) for _, own in _buffers(client) for name, tensor in own.items() if tensor is not None]
+    versions = [(name, tensor, tensor._version) for name, tensor in held]
     client.eval()
     seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, context.round, context.client)
     try:
@@ -342,22 +343,17 @@ def forget_preparation(client: FederatedClient) -> None:
     if client.buffers_change:
         client.restore_buffers()
     isolation = IsolationCheck.of(client)
-    before, isolation.buffers = isolation.buffers, None
-    if before is None:
-        return
-    for module in client.modules():
+    before, isolation.buffers = isolation.buffers, []
+    for module, own in before:
         for key in list(module._non_persistent_buffers_set):
             delattr(module, key)
-    for place, tensor in before.items():
-        prefix, _, key = place.rpartition(".")
-        client.get_submodule(prefix).register_buffer(key, tensor, persistent=False)
+        for key, tensor in own.items():
+            module.register_buffer(key, tensor, persistent=False)
 
 
-def _buffers(client: FederatedClient) -> dict[str, Tensor | None]:
-    """The non-persistent buffers."""
-    return {
-        f"{prefix}.{key}" if prefix else key: tensor
-        for prefix, module in client.named_modules()
-        for key, tensor in module._buffers.items()
-        if key in module._non_persistent_buffers_set
-    }
+def _buffers(client: FederatedClient) -> list[tuple[nn.Module, dict[str, Tensor | None]]]:
+    """The non-persistent buffers of each module."""
+    return [
+        (module, {key: tensor for key, tensor in module._buffers.items() if key in module._non_persistent_buffers_set})
+        for module in client.modules()
+    ]

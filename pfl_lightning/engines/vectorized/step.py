@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.vectorized.batches import Batches
 from pfl_lightning.engines.vectorized.limits import (
     CannotVectorizeError,
     PythonState,
@@ -25,6 +24,8 @@ from pfl_lightning.state.tensors import norm_names
 
 Tensors = Mapping[str, Tensor]
 Terms = dict[str, Tensor]
+Batches = tuple[Tensor, ...]
+"""Inputs (R, B, ...), labels (R, B) and, where samples have values, these."""
 
 
 @dataclass(frozen=True)

@@ -194,18 +194,18 @@ class WorkerPool:
         worker, reply = self._receive(busy)
         slot = busy[worker]
         if isinstance(reply, WorkerDiedError):
-            if slot.started:
-                self._replace(slot, reply)
-            else:
-                self._not_started(slot, reply)
+            self._replace(slot, reply)
             return
         self._take(reply)
+        if reply.error is not None:
+            error: Exception = unpack(reply.error)
+            missing = isinstance(error, ImportError) or (isinstance(error, AttributeError) and "__main__" in str(error))
+            raise (_cannot_import(error) if missing and not slot.started else error) from InWorkerError(reply.traceback)
         if slot.started:
             run, number, _ = slot.jobs.popleft()
-            _raise_error(reply)
             run.done[number] = reply
         else:
-            self._note_start(slot, reply)
+            slot.started, self._failed_starts = True, 0
 
     def _receive(self, workers: Collection[Any]) -> tuple[Any, Any]:
         """Wait for the next reply of one of the workers, with no limit of time once any worker has started."""
@@ -230,51 +230,24 @@ class WorkerPool:
         worker.send("prepare", *self._inputs, self._host.device, versions())
         return _WorkerSlot(worker)
 
-    def _note_start(self, slot: _WorkerSlot, reply: Reply) -> None:
-        try:
-            _raise_error(reply)
-        except (ImportError, AttributeError) as error:
-            if isinstance(error, AttributeError) and "__main__" not in str(error):
-                raise
-            raise _cannot_import(error) from error
-        slot.started, self._failed_starts = True, 0
-
-    def _not_started(self, slot: _WorkerSlot, error: Exception) -> None:
-        self._failed_starts += 1
-        if "No module named" in str(error) or "ModuleNotFoundError" in str(error):
-            raise _cannot_import(error) from error
-        if self._failed_starts < MAX_WORKER_DEATHS:
-            self._renew(slot)
-            return
-        if not any(other.started for other in self._slots):
-            raise FederationError(
-                f"{self._failed_starts} workers in turn have died while they started: {_lines(error)[0]}"
-            ) from error
-        self._slots.remove(slot)
-        self._failed_starts = 0
-        _log.warning(
-            "%s: a worker keeps dying while it starts; going on with %d (%s)",
-            self._name,
-            len(self._slots),
-            _lines(error)[0],
-        )
-
     def _replace(self, slot: _WorkerSlot, error: Exception) -> None:
         """Hand a dead worker's jobs to others; a fit depends on its task alone, so that the result is the same."""
+        if not slot.started and ("No module named" in str(error) or "ModuleNotFoundError" in str(error)):
+            raise _cannot_import(error) from error
         lost = list(slot.jobs)
-        job = lost[0][2]
-        job.deaths += 1
-        if job.deaths >= MAX_WORKER_DEATHS:
+        if lost:
+            lost[0][2].deaths += 1
+            deaths, about = lost[0][2].deaths, lost[0][2].about
+        else:
+            self._failed_starts += 1
+            deaths, about = self._failed_starts, "the start of workers"
+        if deaths >= MAX_WORKER_DEATHS:
             raise FederationError(
-                f"{job.about}: {job.deaths} workers in turn have died on it, the last: {_lines(error)[0]}; "
+                f"{about}: {deaths} workers in turn have died on it, the last: {_lines(error)[0]}; "
                 "if the system killed them for lack of memory, use fewer workers"
             ) from error
-        _log.warning(
-            "%s: a worker died on %s, which runs again on another worker (%s)",
-            self._name,
-            job.about,
-            _lines(error)[0],
-        )
+        message = "%s: a worker died on %s, and another takes its place (%s)"
+        _log.warning(message, self._name, about, _lines(error)[0])
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))
         self._renew(slot)
@@ -296,12 +269,6 @@ class InWorkerError(Exception):
 
     def __str__(self) -> str:
         return f"in a worker process:\n{self.args[0]}"
-
-
-def _raise_error(reply: Reply) -> None:
-    if reply.error is not None:
-        error: Exception = unpack(reply.error)
-        raise error from InWorkerError(reply.traceback)
 
 
 def _cannot_import(error: Exception) -> ConfigurationError:

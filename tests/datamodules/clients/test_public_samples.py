@@ -12,7 +12,7 @@ from PIL import Image
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import IID, ClientSplit, FederatedDataModule, ImageFolder, Samples
 from pfl_lightning.datamodules.clients.samples import with_public
-from pfl_lightning.engines.vectorized.batches import StackedBatches
+from pfl_lightning.engines.vectorized.phase import StackedBatches
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import HELD, PublicSamples, _inputs, public_positions
 from pfl_lightning.methods import KTpFL
