@@ -54,7 +54,7 @@ class VectorizedEngine(Engine):
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
     other engines call is vectorized over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
-    over the stacked parameters; it must be elementwise (SGD, Adam, AdamW and their like). Schedules, clipping by norm,
+    over the stacked parameters, or over each client's rows (with a schedule, say). Schedules, clipping by norm,
     batch-normalization statistics and dropout are each client's own, and so are the order and the number of its
     batches: clients with batches of different sizes are computed in turn, and one that has finished stays as it is.
 

@@ -70,22 +70,12 @@ def refuse_unusual(client: FederatedClient) -> None:
             raise CannotVectorizeError(f"{name} overrides {hook}")
 
 
-def check_elementwise(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that does not treat every number of a parameter alone.
-
-    Raises:
-        ConfigurationError: The optimizer is not known to be elementwise; the message names an engine to use.
-    """
-    for name in ELEMENTWISE:
-        known = getattr(torch.optim, name)
-        # Unwrapped, since torch wraps the step of each class when it is first used.
-        if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(known.step):
-            return
-    raise ConfigurationError(
-        f"VectorizedEngine steps stacked parameters of many clients at once, correct for elementwise optimizers only "
-        f"({', '.join(ELEMENTWISE)}); {type(optimizer).__name__} is not known to be one. Use SequentialEngine "
-        f"(or TrainerEngine)"
-    )
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to treat every number of a parameter alone, as stacked parameters need."""
+    known = (getattr(torch.optim, name) for name in ELEMENTWISE)
+    # Unwrapped, since torch wraps the step of each class when it is first used.
+    steps = (inspect.unwrap(kind.step) for kind in known if isinstance(optimizer, kind))
+    return inspect.unwrap(type(optimizer).step) in steps
 
 
 def uses_batch_index(client: FederatedClient) -> bool:

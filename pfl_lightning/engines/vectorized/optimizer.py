@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.schedules import Scheduler, advance, unpack_optimizers
-from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, check_elementwise
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, is_elementwise
 from pfl_lightning.engines.vectorized.stack import Stack, put_state
 
 Tensors = Mapping[str, Tensor]
@@ -35,7 +35,6 @@ class _Configured:
     @staticmethod
     def of(client: FederatedClient) -> _Configured:
         optimizer, schedulers = unpack_optimizers(client.configure_optimizers())
-        check_elementwise(optimizer)
         return _Configured(optimizer, schedulers, _names_of(optimizer, client))
 
     @property
@@ -69,8 +68,8 @@ class StackedOptimizer:
 
     A client configures its optimizer over its own parameters; then stacked ones take their places in its groups, so
     that a choice by a parameter's name or shape stays valid. One optimizer steps all clients; where they have
-    schedules, or settings of their own, each has one over its rows: learning rates may differ at any step, as a client
-    with fewer batches begins its next epoch earlier.
+    schedules, or settings of their own, or the optimizer is not elementwise, each has one over its rows: learning rates
+    may differ at any step, as a client with fewer batches begins its next epoch earlier.
 
     Args:
         client: The module, in the current phase; afterwards it holds the state of one of the clients.
@@ -82,20 +81,21 @@ class StackedOptimizer:
         names: Names of the parameters.
 
     Raises:
-        ConfigurationError: The optimizer is not elementwise, or a schedule cannot go on from earlier fits.
+        ConfigurationError: A schedule cannot go on from earlier fits.
         CannotVectorizeError: It holds a parameter that is not the client's.
     """
 
     def __init__(self, client: FederatedClient, phase: Phase, stack: Stack, steps: Sequence[int]) -> None:
         self._optimizers = [_Configured.of(client)]
         asked = type(client).configure_optimizers is not FederatedClient.configure_optimizers
-        if asked or self._optimizers[0].schedulers:
+        apart = bool(self._optimizers[0].schedulers) or not is_elementwise(self._optimizers[0].optimizer)
+        if asked or apart:
             self._optimizers.clear()
             for member in stack.members:
                 put_state(client, stack.row(member))  # which it may read
                 self._optimizers.append(_Configured.of(client))
         first = self._optimizers[0]
-        if not first.schedulers and all(own.settings == first.settings for own in self._optimizers):
+        if not apart and all(own.settings == first.settings for own in self._optimizers):
             self._optimizers = [first]
         for own, member, count in zip(self._optimizers, stack.members, steps, strict=False):
             for entry in own.schedulers:

@@ -12,8 +12,8 @@ from _helpers.toy import CLIENTS, Toy, normed_encoder, run
 from torch import nn
 
 from pfl_lightning import VectorizedEngine
-from pfl_lightning.engines.vectorized.phase import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.limits import uses_batch_index
+from pfl_lightning.engines.vectorized.phase import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.stack import Stack
 from pfl_lightning.methods import FedAvg, FedBN, FedPAC
 

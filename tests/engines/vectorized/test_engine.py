@@ -106,6 +106,7 @@ OPTIMIZERS = {
     "Adamax": torch.optim.Adamax,
     "RAdam": torch.optim.RAdam,
     "Rprop": torch.optim.Rprop,
+    "not known to be elementwise": partial(torch.optim.NAdam, lr=0.01),
 }
 
 

@@ -37,17 +37,6 @@ def test_a_step_that_logs_is_refused_with_its_line():
         run(LogsByTheWay, engine=VectorizedEngine())
 
 
-class Own(torch.optim.SGD):
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.NAdam, Own], ids=lambda o: o.__name__)
-def test_an_optimizer_that_is_not_elementwise_is_refused(optimizer):
-    with pytest.raises(ConfigurationError, match=f"{optimizer.__name__} is not known to be one. Use SequentialEngine"):
-        run(partial(FedAvg, optimizer=partial(optimizer, lr=0.1)), engine=VectorizedEngine())
-
-
 def test_several_optimizers_are_refused_in_no_other_engines_name():
     class Two(FedAvg):
         def configure_optimizers(self):
