@@ -13,7 +13,6 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.fits.loggers import OuterRun
 from pfl_lightning.drop_in.fits.module_calls import names_in_code
 from pfl_lightning.drop_in.outer.handed_in import copies, sees_evaluations
@@ -155,28 +154,27 @@ class LocalHooks:
         """All callbacks of local fits."""
         return [*self.given, *self.moved]
 
-    def trainer_of_fit(
-        self, make_trainer: MakeTrainer, client: FederatedClient, callbacks: Sequence[Any], **options: Any
+    def trainer(
+        self,
+        make_trainer: MakeTrainer,
+        module: L.LightningModule,
+        callbacks: Sequence[Any],
+        rates: dict[str, float] | None = None,
+        **options: Any,
     ) -> Any:
-        """An inner Trainer that fits a client's module; learning rates become the client's logged values."""
-        own = copies(self.callbacks)
-        options |= self.outer.options(client.step_module, own, client.logged_metrics)
-        return self._made(make_trainer, [*own, *self.outer.callbacks(), *callbacks], options)
+        """An inner Trainer; ``None`` where the engine has none.
 
-    def trainer_of_evaluation(
-        self, make_trainer: MakeTrainer, module: L.LightningModule, callbacks: Sequence[Any], **options: Any
-    ) -> Any:
-        """An inner Trainer that validates or tests a module; ``None`` where the engine has none."""
-        own = copies(filter(sees_evaluations, self.callbacks))
-        options |= self.outer.options(module, own, {})
-        trainer = self._made(make_trainer, [*own, *self.outer.callbacks(), *callbacks], options)
-        if trainer is not None:
-            trainer.evaluates = True
-        return trainer
-
-    def _made(self, make_trainer: MakeTrainer, callbacks: Sequence[Any], options: dict[str, Any]) -> Any:
-        trainer = make_trainer(callbacks, kind=Trainer, **options)
+        Args:
+            make_trainer: Makes it.
+            module: The module that it runs.
+            callbacks: Further callbacks.
+            rates: For a fit, takes the learning rates that are logged; ``None`` for an evaluation.
+            options: Its options.
+        """
+        own = copies(self.callbacks if rates is not None else filter(sees_evaluations, self.callbacks))
+        options |= self.outer.options(module, own, {} if rates is None else rates)
+        trainer = make_trainer([*own, *self.outer.callbacks(), *callbacks], kind=Trainer, **options)
         if isinstance(trainer, Trainer):
-            trainer.outer_run = self.outer
+            trainer.outer_run, trainer.evaluates = self.outer, rates is None
             keep_results_in_place(trainer)
         return trainer

@@ -238,7 +238,7 @@ def _run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict
     callback = _ScoresCallback(task.scores, task.notes)
     with silence():
         module = task.model.module
-        trainer = task.model.local.trainer_of_evaluation(make_trainer, module, [callback], limit_val_batches=1.0)
+        trainer = task.model.local.trainer(make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
     clock = task.environment.clock

@@ -48,7 +48,8 @@ def fit_module(
     loader, datamodule = _loader_for_trainer(context, generator), context.data.datamodule
     with lent_to_trainer(module, **_functions(model, record)), undefined_as_nan(module):
         gradients = [] if module.automatic_optimization else [_MethodGradients(model)]
-        trainer = model.local.trainer_of_fit(make_trainer, model.client, gradients, limit_val_batches=1.0)
+        rates = model.client.logged_metrics
+        trainer = model.local.trainer(make_trainer, module, gradients, rates, limit_val_batches=1.0)
         validation = LocalValidation(trainer, module, context, record, model.local.outer.validates_every, progress)
         trainer.callbacks.append(validation)
         _begin_at(
@@ -93,7 +94,7 @@ def _begin_at(loader: Any, epoch: int, before: int) -> None:
     Args:
         loader: The loader, or several as one.
         epoch: The Trainer's first epoch.
-        before: Epochs of this phase in earlier rounds, where every local fit begins at epoch 0.
+        before: Epochs in earlier rounds, where every local fit begins at epoch 0; each phase counts its own.
     """
     for each in getattr(loader, "flattened", [loader]):
         told = getattr(each, "batch_sampler", None)
