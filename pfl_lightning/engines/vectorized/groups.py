@@ -70,8 +70,10 @@ class Groups:
                 results = self._run_alike(model, alike, together, alone, environment)
                 if len(models) == 1:
                     yield from results
-                for result in results:  # which lasts while the next tasks of its module run
-                    found[result.client] = result.with_own_state() if isinstance(result, FitResult) else result
+                for result in results:
+                    # It lasts while the next tasks of its module run.
+                    kept: Any = result.with_own_state() if isinstance(result, FitResult) else result
+                    found[result.client] = kept
             yield from (found[task.context.client] for _, task in group if found)
 
     def _run_alike(

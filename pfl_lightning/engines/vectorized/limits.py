@@ -19,15 +19,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.isolation_check import HOOKS
+from pfl_lightning.engines.isolation_check import HOOKS, SET_BY_ENGINES
 from pfl_lightning.engines.sequential import HOOKS_NOT_TAKEN, HOOKS_TAKEN
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.state.equality import same
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
-ENGINES_OWN = (vars(nn.Module()).keys() - set(HOOKS)) | {"phase", "_recorder", "isolation"}
+ENGINES_OWN = SET_BY_ENGINES - set(HOOKS)
 """Attributes of modules that the engines and torch itself set, but for hooks around passes."""
-NOT_OF_USER = (*(str(Path(module.__file__).parent) for module in (torch, lightning)), str(Path(__file__).parents[1]))
+NOT_OF_USER = (
+    *(str(Path(str(module.__file__)).parent) for module in (torch, lightning)),
+    str(Path(__file__).parents[1]),
+)
 
 
 class CannotVectorizeError(Exception):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.engines.vectorized.stack import Member, Stack
 from pfl_lightning.engines.vectorized.step import Batches, StackedStep
 from pfl_lightning.errors import NonFiniteLossError
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import seeded_generator
 
@@ -49,28 +51,28 @@ class Stream:
         self._epochs = phase.epochs
         self.steps = phase.epochs * len(self._loader)
         self.pooled = not self._loader.augmented
-        self.index, self.epoch_ended, self.offset = 0, False, 0
-        self._items = self._all()
+        self.index, self.epoch_ended, self.offset = -1, True, 0
+        self._items: Iterator[Batch] | None = None
 
     def next(self) -> Batch:
         """Parts of the next batch, or its positions alone."""
-        return next(self._items)
+        if self._items is None:
+            self._items = _items(self._data, self._loader, self._generator, self._epochs, self.pooled)
+        item, length = next(self._items), len(self._loader)
+        self.index = (self.index + 1) % length
+        self.epoch_ended = self.index + 1 == length
+        return (item[0] + self.offset,) if self.pooled else item
 
     def tensors(self) -> Batch:
         """All inputs (n, ...), labels (n,) and attached values, to which positions refer."""
         values = () if self._data.values is None else (self._data.values,)
         return (*self._loader.tensors(), *values)
 
-    def _all(self) -> Generator[Batch]:
-        for _ in range(self._epochs):
-            epoch = self._positions() if self.pooled else iter(self._loader)
-            for index, item in enumerate(epoch):
-                self.index, self.epoch_ended = index, index + 1 == len(self._loader)
-                yield item
 
-    def _positions(self) -> Iterator[Batch]:
-        for positions in self._data.positions(self._generator):
-            yield (positions + self.offset,)
+def _items(data: FitData, loader: Any, generator: torch.Generator, epochs: int, pooled: bool) -> Iterator[Batch]:
+    """All batches of a client, or their positions; they do not hold the stream, whose memory ends with its group."""
+    for _ in range(epochs):
+        yield from ((positions,) for positions in data.positions(generator)) if pooled else loader
 
 
 class StackedBatches:

@@ -119,7 +119,7 @@ class Foreign(FedAvg):
 def test_what_cannot_be_vectorized_says_why_once_and_runs_one_by_one(method, reason, said):
     got = run(method, 2, cohorts=ALL, engine=VectorizedEngine())
     (line,) = said()
-    assert line.endswith("Its clients are run one by one, as under SequentialEngine")
+    assert line.endswith("Its clients run one by one, as under SequentialEngine")
     assert __import__("re").search(reason, line), line
     assert_same(whole_state(got), whole_state(run(method, 2, cohorts=ALL)))
 
