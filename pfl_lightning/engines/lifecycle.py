@@ -85,11 +85,7 @@ def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:
 
 
 def begin(client: FederatedClient, task: FitTask) -> FitContext:
-    """Bring a client to the start of its fit: its personal state, under the message of the server.
-
-    Returns:
-        The context of the fit.
-    """
+    """Bring a client to its fit, its personal state under the message of the server; return the fit's context."""
     client.logged_metrics, client.progress_bar_names, client.logged_reductions = {}, frozenset(), {}
     if client.user_module is not None:
         client.user_module.begin_progress(task.resume_state)
@@ -213,15 +209,7 @@ def fit_result(
     losses: Mapping[str, Sequence[float]],
     seconds: float,
 ) -> FitResult:
-    """Return the result of a fit.
-
-    Args:
-        client: The client.
-        context: Context of the fit.
-        concluded: What :func:`conclude` returned.
-        losses: Means of each phase's loss terms, by name.
-        seconds: Duration of the fit.
-    """
+    """Return the result of a fit, from what :func:`conclude` returned and the means of each phase's loss terms."""
     return FitResult(
         context.client,
         context.round,
