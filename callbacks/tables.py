@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import lightning as L
 from rich.console import Console
@@ -44,9 +44,8 @@ class ArchitectureTable(L.Callback):
     Nothing is printed if the Trainer's ``enable_model_summary`` is false.
     """
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Print the table."""
-        assert isinstance(pl_module, Federation)
         if any(isinstance(callback, L.pytorch.callbacks.ModelSummary) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             title = f"{pl_module.method_name}: {pl_module.num_clients} clients"
             Console().print(architecture_table(pl_module.architectures, title))

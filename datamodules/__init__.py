@@ -46,52 +46,12 @@ from pfl_lightning.datamodules.partition.plot import partition_figure, partition
 from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
 from pfl_lightning.datamodules.partition.transform import ConceptShift, FeatureShift, PartitionTransform, Quantity
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "DOMAINNET_10",
-    "EMNIST",
-    "IID",
-    "STL10",
-    "Augmentation",
-    "BatchLoader",
-    "BatchTransform",
-    "ClassesPerClient",
-    "ClientData",
-    "ClientSplit",
-    "ClientView",
-    "ColorJitter",
-    "ConceptShift",
-    "Digits",
-    "DirichletOverClasses",
-    "DirichletOverClients",
-    "DomainFolders",
-    "Domains",
-    "DominantClasses",
-    "FashionMNIST",
-    "FeatureShift",
-    "FederatedDataModule",
-    "FromDatasets",
-    "FromFile",
-    "FromLightning",
-    "FromLoaders",
-    "FromSilos",
-    "ImageFolder",
-    "PartitionError",
-    "PartitionTransform",
-    "Partitioner",
-    "Quantity",
-    "RandomCrop",
-    "RandomFlip",
-    "RandomGrayscale",
-    "RandomResizedCrop",
-    "RandomRotation",
-    "Samples",
-    "StrongAugmentation",
-    "class_counts",
-    "dominant_groups",
-    "partition_figure",
-    "partition_table",
-    "plot_partition",
-    "save_partition",
-]
+__all__ = ["FederatedDataModule", "FromDatasets", "FromLightning", "FromLoaders", "FromSilos"]
+__all__ += ["CIFAR10", "CIFAR100", "EMNIST", "STL10", "Digits", "FashionMNIST"]
+__all__ += ["DOMAINNET_10", "DomainFolders", "ImageFolder"]
+__all__ += ["BatchLoader", "BatchTransform", "ClientData", "ClientSplit", "ClientView", "Samples", "class_counts"]
+__all__ += ["IID", "ClassesPerClient", "DirichletOverClasses", "DirichletOverClients", "Domains", "DominantClasses"]
+__all__ += ["ConceptShift", "FeatureShift", "FromFile", "PartitionError", "PartitionTransform", "Partitioner"]
+__all__ += ["Quantity", "dominant_groups", "partition_figure", "partition_table", "plot_partition", "save_partition"]
+__all__ += ["Augmentation", "ColorJitter", "RandomCrop", "RandomFlip", "RandomGrayscale"]
+__all__ += ["RandomResizedCrop", "RandomRotation", "StrongAugmentation"]

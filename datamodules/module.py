@@ -134,21 +134,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         check_seed("seed", seed)
         self.partition = partition
         self.num_clients = partition.num_clients
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.validation_share = validation_share
-        self.test_share = test_share
+        self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
+        self.validation_share, self.test_share = validation_share, test_share
         self.test_samples_per_client = test_samples_per_client
         # The class attribute holds the usual augmentations, the instance attribute the chosen ones.
         self.augmentations = choose_augmentations(augment, type(self).augmentations)  # type: ignore[misc]
         self.augment = len(self.augmentations) > 0
-        self.normalize = normalize
-        self.mean = mean
-        self.std = std
-        self.drop_last = drop_last
-        self.public = public
-        self.seed = seed
-        self.novel_clients = novel_clients
+        self.normalize, self.mean, self.std = normalize, mean, std
+        self.public, self.seed, self.novel_clients = public, seed, novel_clients
         self.novel = draw_novel_clients(novel_clients, partition.num_clients, seed)
         self.participating = sorted(set(range(partition.num_clients)) - set(self.novel))
         self.cohort: Callable[[int], Sequence[int]] | None = None

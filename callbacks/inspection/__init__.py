@@ -14,17 +14,6 @@ from pfl_lightning.callbacks.inspection.over_clients import (
 )
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 
-__all__ = [
-    "ClientAccuracy",
-    "ClientMetrics",
-    "CombinationWeights",
-    "Communication",
-    "FeatureEmbedding",
-    "Inspection",
-    "InspectionCallback",
-    "LossComponents",
-    "PartitionPicture",
-    "RepresentationMeasures",
-    "RunSettings",
-    "UnitAttribution",
-]
+__all__ = ["ClientAccuracy", "ClientMetrics", "CombinationWeights", "Communication", "FeatureEmbedding"]
+__all__ += ["Inspection", "InspectionCallback", "LossComponents", "PartitionPicture", "RepresentationMeasures"]
+__all__ += ["RunSettings", "UnitAttribution"]

@@ -118,10 +118,7 @@ class UnitAttribution(ProbingCallback):
         x, label = inputs[sample : sample + 1], labels[sample : sample + 1]
         precision = federation.environment.precision
         for client, model in federation.client_models(clients):
-            with (
-                torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)),
-                precision.forward_context(),
-            ):
+            with torch_seed(derive_seed(federation.seed, Purpose.INSPECTION, client)), precision.forward_context():
                 y = own_classes(federation, client, label)
                 units = layer_conductance(model.encoder, model.classify, precision.convert_input(x), y, STEPS)
             rows.append(units[0].float().cpu())

@@ -99,9 +99,8 @@ class InspectionCallback(L.Callback):
         if self._unavailable is not None and not self.optional:
             warnings.warn(f"{type(self).__name__} shows nothing: {self._unavailable}", stacklevel=2)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Group the scalars of all inspection callbacks into charts; the first callback does it for all."""
-        assert isinstance(pl_module, Federation)
         every = [one for one in trainer.callbacks if isinstance(one, InspectionCallback)]  # type: ignore[attr-defined]
         if every[0] is self:
             found: dict[str, dict[str, list[Any]]] = {}
@@ -112,28 +111,25 @@ class InspectionCallback(L.Callback):
         if self._unavailable is None:
             self.before_fit(trainer, pl_module)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Call :meth:`after_evaluation` for an evaluation during training."""
         is_known = trainer.state.fn == "fit" and not trainer.sanity_checking and _is_over(trainer)
         if is_known and self._unavailable is None:
-            assert isinstance(pl_module, Federation)
             self._evaluated = trainer.current_epoch
             self.after_evaluation(trainer, pl_module, trainer.current_epoch)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Call :meth:`after_round`, and :meth:`show` when it is due."""
         if self._unavailable is None and _is_over(trainer):
-            assert isinstance(pl_module, Federation)
             self._round = trainer.current_epoch
             self.after_round(trainer, pl_module, self._round)
             self._is_due |= self._round == 0 or (self._round + 1) % self.every_n_rounds == 0
             if self._is_due:
                 self._show(trainer, pl_module, self._round)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Show the last round, also after an interrupted run."""
         if self._round is not None:
-            assert isinstance(pl_module, Federation)
             self._show(trainer, pl_module, self._round)
 
     def _show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:

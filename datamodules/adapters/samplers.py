@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import (
-    Dataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 MAX_PLACES = 1_000_000
 """A sampler that gives more than this, and ten times the items that there are, is taken for one without an end."""
@@ -37,29 +30,7 @@ EPOCHS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 """Epochs that are looked at: a curriculum adds items later."""
 
 
-class Order(ABC):
-    """What of a client's items comes in one pass, and in which batches."""
-
-    @abstractmethod
-    def batches(
-        self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
-    ) -> list[list[int]]:
-        """Places of the items of each batch of one pass.
-
-        Args:
-            indices: The client's items, shape (n,), int64.
-            batch_size: Items in a batch; not used where the sampler gives batches.
-            drop_last: Whether an incomplete last batch is dropped; not used where the sampler gives batches.
-            generator: CPU generator of what is random.
-            epoch: What a Trainer has told the loader's sampler (``set_epoch``); ``None`` if none has.
-        """
-
-    def count(self, size: int) -> int | None:
-        """Number of items that a client with ``size`` items sees in a pass; ``None`` if each pass has another."""
-        return None
-
-
-class DrawnOrder(Order):
+class DrawnOrder:
     """Items that are drawn at random, each as often as its weight says: the client's share of all draws.
 
     Args:
@@ -84,7 +55,7 @@ class DrawnOrder(Order):
     def batches(
         self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
     ) -> list[list[int]]:
-        """Draw the items of a pass, see :meth:`Order.batches`."""
+        """Draw the items of a pass, see :meth:`SampledOrder.batches`."""
         return _in_batches(self._draw(indices, generator).tolist(), batch_size, drop_last)
 
     def _draw(self, indices: Tensor, generator: torch.Generator) -> Tensor:
@@ -100,7 +71,7 @@ class DrawnOrder(Order):
         return indices[torch.multinomial(weights, count, self._replacement, generator=generator)]
 
 
-class SampledOrder(Order):
+class SampledOrder:
     """A client's items in the order of a sampler of the whole data set, which may leave out items or repeat them.
 
     Args:
@@ -131,7 +102,14 @@ class SampledOrder(Order):
     def batches(
         self, indices: Tensor, batch_size: int, drop_last: bool, generator: torch.Generator, epoch: int | None = None
     ) -> list[list[int]]:
-        """The client's part of one pass of the sampler, see :meth:`Order.batches`.
+        """Places of the items of each batch of one pass: the client's part of a pass of the sampler.
+
+        Args:
+            indices: The client's items, shape (n,), int64.
+            batch_size: Items in a batch; not used where the sampler gives batches.
+            drop_last: Whether an incomplete last batch is dropped; not used where the sampler gives batches.
+            generator: CPU generator of what is random.
+            epoch: What a Trainer has told the loader's sampler (``set_epoch``); ``None`` if none has.
 
         Raises:
             ValueError: The sampler has no end.
@@ -144,6 +122,13 @@ class SampledOrder(Order):
             drawn = [[numbers[int(place)] for place in batch] for batch in (given if self._batched else [given])]
         found = [[place for place in batch if own[place]] for batch in drawn]
         return [batch for batch in found if batch] if self._batched else _in_batches(found[0], batch_size, drop_last)
+
+    def count(self, size: int) -> None:
+        """Number of items that a client with ``size`` items sees in a pass: each pass may have another."""
+
+
+Order = DrawnOrder | SampledOrder
+"""What of a client's items comes in one pass, and in which batches."""
 
 
 def _in_batches(places: list[int], size: int, drop_last: bool) -> list[list[int]]:

@@ -13,14 +13,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, SubsetRandomSampler
 
 from pfl_lightning.data import checked_length
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
@@ -33,15 +26,7 @@ from pfl_lightning.datamodules.adapters.samplers import (
     order_of,
     places_of,
 )
-from pfl_lightning.datamodules.adapters.workers import (
-    By,
-    Fetch,
-    Kept,
-    OneAtATime,
-    Workers,
-    _tasks,
-    iterates_by_itself,
-)
+from pfl_lightning.datamodules.adapters.workers import By, Fetch, Kept, OneAtATime, Workers, _tasks, iterates_by_itself
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
 from pfl_lightning.seeding import python_seed

@@ -82,11 +82,8 @@ class FromDatasets(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        self.keys = keys
-        self.train = train
-        self.test = test
-        self.unlabeled = unlabeled
-        self.given_names = class_names
+        self.train, self.test, self.unlabeled = train, test, unlabeled
+        self.keys, self.given_names = keys, class_names
 
     def load(self) -> Samples:
         """Read every item once.

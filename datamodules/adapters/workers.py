@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -113,7 +113,7 @@ class Workers:
         self._in_use = True
         left = len(tasks)
         try:
-            loader.sampler.tasks = tasks  # type: ignore[attr-defined]
+            loader.sampler[:] = tasks  # type: ignore[index]
             batches_read = iter(loader)
             while left:
                 batch = next(batches_read)
@@ -136,9 +136,9 @@ class Workers:
         return DataLoader(
             self._reader,
             batch_size=None,
-            sampler=_Tasks(),
+            sampler=[],  # filled for each pass
             collate_fn=_as_it_is,
-            worker_init_fn=_Start(self._init),
+            worker_init_fn=partial(_start, self._init),
             persistent_workers=persistent,
             generator=torch.Generator(),  # or it would draw from torch's own, on which local fits depend
             **self._settings,
@@ -173,19 +173,6 @@ def end_workers(loader: DataLoader[Any]) -> None:
         iterator._shutdown_workers()
 
 
-class _Tasks:
-    """A sampler of what is to be read next."""
-
-    def __init__(self) -> None:
-        self.tasks: list[Task] = []
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-
 class _Reader(Dataset[Any]):
     """A data set of batches."""
 
@@ -202,18 +189,13 @@ class _Reader(Dataset[Any]):
         return self.fetch(places)
 
 
-class _Start:
-    """Tells a worker that its data set is the user's, and calls the user's function."""
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self._init = init
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, _Reader):
-            object.__setattr__(info, "dataset", info.dataset.fetch.dataset)  # the process's own copy
-        if self._init is not None:
-            self._init(worker)
+def _start(init: Callable[[int], None] | None, worker: int) -> None:
+    """Tell a worker that its data set is the user's, and call the user's function."""
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, _Reader):
+        object.__setattr__(info, "dataset", info.dataset.fetch.dataset)  # the process's own copy
+    if init is not None:
+        init(worker)
 
 
 def _as_it_is(batch: Any) -> Any:

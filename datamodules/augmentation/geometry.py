@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lightning.checks import check_at_least, check_between
-from pfl_lightning.datamodules.augmentation.ops import (
-    Augmentation,
-    check_images,
-    resize_boxes,
-    rotate,
-    unit_floats,
-)
+from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_images, resize_boxes, rotate, unit_floats
 
 ATTEMPTS = 10  # as in torchvision: after this many boxes that do not fit, the center of the image is taken
 

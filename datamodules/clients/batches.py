@@ -164,9 +164,7 @@ class BatchLoader:
         augment: bool,
         views: int = 1,
     ) -> None:
-        self.batch_size = batch_size
-        self.views = views
-        self.num_samples = len(split)
+        self.batch_size, self.views, self.num_samples = batch_size, views, len(split)
         self.augmented = augment and len(split.transform.augmentations) > 0
         check_at_least("batch_size", batch_size, 1)
         check_at_least("views", views, 1)
@@ -177,10 +175,7 @@ class BatchLoader:
                 f"drop_last leaves no batch: batch_size is {batch_size}, the split has {self.num_samples} samples; "
                 f"lower batch_size to at most {self.num_samples}, set drop_last=False, or give clients more samples"
             )
-        self._split = split
-        self._device = device
-        self._generator = generator
-        self._shuffle = shuffle
+        self._split, self._device, self._generator, self._shuffle = split, device, generator, shuffle
         self._raw: Tensor | None = None
         self._ready: tuple[Tensor, Tensor] | None = None
         self._values: Tensor | None = None

@@ -52,11 +52,8 @@ class ClientSplit:
         transform: BatchTransform,
         view: ClientView | None = None,
     ) -> None:
-        self.indices = indices
-        self.transform = transform
-        self.view = view
-        self._inputs = inputs
-        self._targets = targets
+        self.indices, self.transform, self.view = indices, transform, view
+        self._inputs, self._targets = inputs, targets
 
     def __len__(self) -> int:
         return len(self.indices)

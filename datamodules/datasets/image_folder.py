@@ -60,9 +60,7 @@ class ImageFolder(FederatedDataModule):
         super().__init__(partition, batch_size, **kwargs)
         if image_size is not None:
             check_at_least("image_size", image_size, 1)
-        self.root = root
-        self.image_size = image_size
-        self.cache_dir = cache_dir
+        self.root, self.image_size, self.cache_dir = root, image_size, cache_dir
 
     def load(self) -> Samples:
         """List the files, then decode them or read the cache.
@@ -133,16 +131,8 @@ def _layout(root: Path) -> tuple[Path, Path | None]:
 
 # The ten classes of DomainNet that FedBN and DualFed use.
 DOMAINNET_10 = (
-    "bird",
-    "feather",
-    "headphones",
-    "ice_cream",
-    "teapot",
-    "tiger",
-    "whale",
-    "windmill",
-    "wine_glass",
-    "zebra",
+    *("bird", "feather", "headphones", "ice_cream", "teapot"),
+    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
 
 

@@ -236,9 +236,7 @@ class STL10(FederatedDataModule):
             check_number("unlabeled", unlabeled)
         if image_size is not None:
             check_at_least("image_size", image_size, 1)
-        self.root = root
-        self.unlabeled = unlabeled
-        self.image_size = image_size
+        self.root, self.unlabeled, self.image_size = root, unlabeled, image_size
 
     def load(self) -> Samples:
         """Read the images, and the classes from 0.

@@ -6,13 +6,7 @@ import numpy as np
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.datamodules.counting import Floats, Ints, Labels, distribute, fill, round_rows, spread_offsets
-from pfl_lightning.datamodules.partition.base import (
-    Partitioner,
-    check_labels,
-    check_sizes,
-    check_total,
-    checked_sizes,
-)
+from pfl_lightning.datamodules.partition.base import Partitioner, check_labels, check_sizes, check_total, checked_sizes
 from pfl_lightning.seeding import DataStream
 
 

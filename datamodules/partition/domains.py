@@ -11,12 +11,7 @@ import numpy as np
 
 from pfl_lightning.checks import check_between
 from pfl_lightning.datamodules.counting import Ints, Labels, split_by_sizes
-from pfl_lightning.datamodules.partition.base import (
-    Partitioner,
-    PartitionError,
-    check_sizes,
-    checked_sizes,
-)
+from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_sizes, checked_sizes
 from pfl_lightning.seeding import DataStream
 
 
@@ -54,11 +49,7 @@ class Domains(Partitioner):
     """
 
     def __init__(
-        self,
-        num_clients: int,
-        samples_per_client: int | list[int] | None = None,
-        max_share: float = 0.8,
-        seed: int = 0,
+        self, num_clients: int, samples_per_client: int | list[int] | None = None, max_share: float = 0.8, seed: int = 0
     ) -> None:
         super().__init__(num_clients, seed)
         check_between("max_share", max_share, 0, 1)
@@ -87,9 +78,9 @@ class Domains(Partitioner):
     def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         self._check()
-        sizes, wanted = self._sizes(), self.samples_per_client
+        sizes, wanted, each = self._sizes(), self.samples_per_client, self.num_clients // len(self._pools)
         if isinstance(wanted, Integral) and (sizes < wanted).any():
-            short = {self._name_of(client): int(sizes[client]) for client in np.flatnonzero(sizes < wanted)}
+            short = {self._names[client // each]: int(sizes[client]) for client in np.flatnonzero(sizes < wanted)}
             warnings.warn(
                 f"Domains: clients get fewer than {wanted} training samples, as their domain has no more (max_share "
                 f"{self.max_share}): {', '.join(f'{size} in {name!r}' for name, size in short.items())}",
@@ -152,9 +143,6 @@ class Domains(Partitioner):
                 f"(max_share {self.max_share}): lower num_clients or samples_per_client, or leave the domain out"
             )
         return sizes
-
-    def _name_of(self, client: int) -> str:
-        return self._names[client * len(self._names) // self.num_clients]
 
     def _check(self) -> None:
         if not self._pools:

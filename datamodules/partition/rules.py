@@ -116,9 +116,7 @@ class DominantClasses(Partitioner):
         numbers = [number for group in groups or () for number in group]
         if groups is not None and not (groups and all(groups) and all(isinstance(one, Integral) for one in numbers)):
             raise ValueError(f"groups must be non-empty lists of dominant classes, whole numbers, got {groups}")
-        self.uniform_share = uniform_share
-        self.groups = groups
-        self.overlap = overlap
+        self.uniform_share, self.groups, self.overlap = uniform_share, groups, overlap
 
     def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
@@ -182,8 +180,7 @@ class ClassesPerClient(Partitioner):
         per_group = np.atleast_1d(classes_per_client)
         if not len(per_group) or not np.issubdtype(per_group.dtype, np.integer) or per_group.min() < 1:
             raise ValueError(f"classes_per_client must be whole numbers of at least 1, got {classes_per_client}")
-        self.classes_per_client = classes_per_client
-        self.samples_per_client = samples_per_client
+        self.classes_per_client, self.samples_per_client = classes_per_client, samples_per_client
         groups = np.arange(self.num_clients) * len(per_group) // self.num_clients
         self._num_held = per_group[groups]
 

@@ -251,9 +251,7 @@ class ConceptShift(PartitionTransform):
                 f"expected at least one group, and a permutation for each, got groups={groups} and "
                 f"permutations={permutations}"
             )
-        self.groups = groups
-        self.permutations = permutations
-        self._number = number
+        self.groups, self.permutations, self._number = groups, permutations, number
         for own in permutations or ():
             ClientView(label_map=tuple(own))  # checks the permutation
         self._given = None if permutations is None else [tuple(map(int, own)) for own in permutations]

@@ -21,35 +21,9 @@ from pfl_lightning.encoders.assignment import (
 )
 from pfl_lightning.encoders.convolutional import DCPFLCNN, FedPACCNN, FedProtoCNN, SmallAlexNet, SmallCNN
 from pfl_lightning.encoders.mlp import MLP, WithProjector
-from pfl_lightning.encoders.registry import (
-    build_encoder,
-    encoder_class,
-    encoder_names,
-    num_parameters,
-    register,
-)
+from pfl_lightning.encoders.registry import build_encoder, encoder_class, encoder_names, num_parameters, register
 from pfl_lightning.encoders.torchvision_nets import GoogLeNet, ResNet18, ShuffleNetV2
 
-__all__ = [
-    "DCPFLCNN",
-    "MLP",
-    "ByClient",
-    "ByShare",
-    "EncoderAssignment",
-    "EncoderFactory",
-    "FedPACCNN",
-    "FedProtoCNN",
-    "GoogLeNet",
-    "ResNet18",
-    "RoundRobin",
-    "ShuffleNetV2",
-    "SmallAlexNet",
-    "SmallCNN",
-    "WithProjector",
-    "build_encoder",
-    "encoder_class",
-    "encoder_label",
-    "encoder_names",
-    "num_parameters",
-    "register",
-]
+__all__ = ["DCPFLCNN", "MLP", "FedPACCNN", "FedProtoCNN", "GoogLeNet", "ResNet18", "ShuffleNetV2", "SmallAlexNet"]
+__all__ += ["ByClient", "ByShare", "EncoderAssignment", "EncoderFactory", "RoundRobin", "SmallCNN", "WithProjector"]
+__all__ += ["build_encoder", "encoder_class", "encoder_label", "encoder_names", "num_parameters", "register"]
