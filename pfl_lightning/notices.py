@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 _shown: set[tuple[Any, ...]] = set()
@@ -40,37 +40,6 @@ def named_clients(clients: Sequence[int]) -> str:
     """Clients by their numbers, not more than five of them."""
     shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
     return f"client{'s' if len(clients) > 1 else ''} {shown}"
-
-
-@contextmanager
-def naming_clients(*clients: int, round: int) -> Iterator[None]:
-    """Name the clients in warnings given inside, and show each of them once, not for every client of every round.
-
-    Filters apply as ever: what one of them ignores is not shown, and what it makes an error is raised.
-
-    Args:
-        clients: Numbers of the clients that train or are evaluated inside.
-        round: Number of the round, from 0.
-    """
-    show = warnings.showwarning
-
-    def show_named(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
-        text = str(message)
-        if shown_before(text, category, filename, lineno):
-            return
-        name = named_clients(clients)
-        if name not in text:
-            with suppress(Exception):  # a category with arguments of its own is shown without the name
-                given, message = message, category(f"{name}, round {round + 1}: {text}")
-                message.without_name = getattr(given, "without_name", text)
-        show(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = show_named
-    try:
-        yield
-    finally:
-        if warnings.showwarning is show_named:
-            warnings.showwarning = show
 
 
 LIGHTNING = r"(lightning\.(pytorch|fabric)|pytorch_lightning|lightning_fabric)\."

@@ -147,8 +147,8 @@ class Round:
             warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
             return self.results[-1]
         assert result.update is not None
-        norms, place = self.guard.norms(result.update, sent), len(self.results) - 1
-        enough = self.guard.has_median(norms)
+        norms, enough = self.guard.norms(result.update, sent)
+        place = len(self.results) - 1
         self._waiting.append(_Waiting(result if enough else result.with_own_state(), sent, norms, place))
         if enough:
             self._receive_waiting()

@@ -15,8 +15,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning.engines.base import naming_clients
 from pfl_lightning.methods import FedAvg
-from pfl_lightning.notices import forget_shown, named_clients, naming_clients, silence
+from pfl_lightning.notices import forget_shown, named_clients, silence
 
 ENGINES = {
     "sequential": lambda patch: SequentialEngine(),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 
 if TYPE_CHECKING:
@@ -166,8 +165,9 @@ class BatchLoader:
     ) -> None:
         self.batch_size, self.views, self.num_samples = batch_size, views, len(split)
         self.augmented = augment and len(split.transform.augmentations) > 0
-        check_at_least("batch_size", batch_size, 1)
-        check_at_least("views", views, 1)
+        for name, value in (("batch_size", batch_size), ("views", views)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if generator is None and (shuffle or self.augmented):
             raise ValueError("a loader that shuffles or augments needs a generator: pass generator=torch.Generator()")
         if drop_last and batch_size > self.num_samples:
@@ -176,8 +176,9 @@ class BatchLoader:
                 f"lower batch_size to at most {self.num_samples}, set drop_last=False, or give clients more samples"
             )
         self._split, self._device, self._generator, self._shuffle = split, device, generator, shuffle
+        self._targets = split.targets.to(device)
         self._raw: Tensor | None = None
-        self._ready: tuple[Tensor, Tensor] | None = None
+        self._ready: Tensor | None = None  # normalized
         self._values: Tensor | None = None
 
         full, rest = divmod(self.num_samples, batch_size)
@@ -198,25 +199,18 @@ class BatchLoader:
             order = torch.randperm(self.num_samples, generator=self._generator).to(self._device)
         elif self.augmented:  # by numbers, too: rows that are changed are copies
             order = torch.arange(self.num_samples, device=self._device)
-        inputs, targets = self._raw_tensors() if self.augmented else self.tensors()
+        if self.augmented and self._raw is None:
+            self._raw = self._split.raw_inputs.to(self._device)
+        parts = (self._raw, self._targets) if self.augmented else self.tensors()
+        parts = parts if self._values is None else (*parts, self._values)
         for start in range(0, self._num_batches * self.batch_size, self.batch_size):
             batch = slice(start, start + self.batch_size) if order is None else order[start : start + self.batch_size]
-            rows = _rows(inputs, batch)
+            rows, *given = (part[batch] if order is None else part.index_select(0, batch) for part in parts)
             rows = rows if self.views == 1 else rows.repeat_interleave(self.views, dim=0)
             if self.augmented:
                 transform = self._split.transform
                 rows = transform.normalize(transform.augment(rows, self._generator), in_place=True)
-            rows = rows if self.views == 1 else rows.unflatten(0, (-1, self.views))
-            given = (rows, _rows(targets, batch))
-            yield given if self._values is None else (*given, _rows(self._values, batch))
-
-    def _raw_tensors(self) -> tuple[Tensor, Tensor]:
-        if self._raw is None:
-            self._raw = self._split.raw_inputs.to(self._device)
-        return self._raw, self._targets()
-
-    def _targets(self) -> Tensor:
-        return self._split.targets.to(self._device) if self._ready is None else self._ready[1]
+            yield rows if self.views == 1 else rows.unflatten(0, (-1, self.views)), *given
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All samples of the split in its order, normalized and never augmented.
@@ -226,9 +220,8 @@ class BatchLoader:
             without augmentation are taken from them.
         """
         if self._ready is None:
-            inputs = self._split.transform.normalize(self._split.raw_inputs.to(self._device))
-            self._ready = (inputs, self._split.targets.to(self._device))
-        return self._ready
+            self._ready = self._split.transform.normalize(self._split.raw_inputs.to(self._device))
+        return self._ready, self._targets
 
     def with_inputs(self, inputs: Tensor) -> BatchLoader:
         """Loader of the same batches with other inputs, for instance with precomputed features.
@@ -253,8 +246,10 @@ class BatchLoader:
             >>> [(x.tolist(), y.tolist()) for x, y in split.loader(batch_size=2).with_inputs(features)]
             [([[1.0], [2.0]], [0, 1]), ([[3.0]], [2])]
         """
-        other = self._of_as_many(inputs)
-        other.augmented, other._raw, other._ready = False, None, (inputs, self._targets())
+        if len(inputs) != self.num_samples:
+            raise ValueError(f"expected one row per sample of the split ({self.num_samples}), got {len(inputs)}")
+        other = copy.copy(self)
+        other.augmented, other._raw, other._ready = False, None, inputs
         return other
 
     def with_values(self, values: Tensor) -> BatchLoader:
@@ -277,15 +272,8 @@ class BatchLoader:
             >>> [(y.tolist(), [round(q, 1) for q in values.tolist()]) for _, y, values in loader]
             [([0, 1], [0.1, 0.2]), ([2], [0.3])]
         """
-        other = self._of_as_many(values)
+        if len(values) != self.num_samples:
+            raise ValueError(f"expected one value per sample of the split ({self.num_samples}), got {len(values)}")
+        other = copy.copy(self)
         other._values = values
         return other
-
-    def _of_as_many(self, values: Tensor) -> BatchLoader:
-        if len(values) != self.num_samples:
-            raise ValueError(f"expected one row per sample of the split ({self.num_samples}), got {len(values)}")
-        return copy.copy(self)
-
-
-def _rows(values: Tensor, batch: slice | Tensor) -> Tensor:
-    return values[batch] if isinstance(batch, slice) else values.index_select(0, batch)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,8 +43,39 @@ from pfl_lightning.fit.tasks import (
     PhaseResult,
 )
 from pfl_lightning.metrics import EvalMetrics
-from pfl_lightning.notices import naming_clients
+from pfl_lightning.notices import named_clients, shown_before
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+
+
+@contextmanager
+def naming_clients(*clients: int, round: int) -> Iterator[None]:
+    """Name the clients in warnings given inside, and show each of them once, not for every client of every round.
+
+    Filters apply as ever: what one of them ignores is not shown, and what it makes an error is raised.
+
+    Args:
+        clients: Numbers of the clients that train or are evaluated inside.
+        round: Number of the round, from 0.
+    """
+    show = warnings.showwarning
+
+    def show_named(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
+        text = str(message)
+        if shown_before(text, category, filename, lineno):
+            return
+        name = named_clients(clients)
+        if name not in text:
+            with suppress(Exception):  # a category with arguments of its own is shown without the name
+                given, message = message, category(f"{name}, round {round + 1}: {text}")
+                message.without_name = getattr(given, "without_name", text)
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show_named
+    try:
+        yield
+    finally:
+        if warnings.showwarning is show_named:
+            warnings.showwarning = show
 
 
 class Engine(ABC):

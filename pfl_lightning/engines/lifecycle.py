@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.isolation_check import IsolationCheck
-from pfl_lightning.engines.schedules import handed_on
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import public_for
-from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitResult, FitTask, Losses
+from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitResult, FitTask
 from pfl_lightning.messages import ClientUpdate, State, magnitude
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
@@ -210,6 +209,12 @@ def fit_result(
     seconds: float,
 ) -> FitResult:
     """Return the result of a fit, from what :func:`conclude` returned and the means of each phase's loss terms."""
+    resume_state = None  # for the client's next fit: the number of fits so far, or what its module hands on
+    if client.user_module is not None:
+        resume_state = client.user_module.resume_state
+        client.user_module.begin_progress(None)
+    elif client.schedule == "continue" and context.earlier_fits is not None:
+        resume_state = b"%d" % (context.earlier_fits + 1)
     return FitResult(
         context.client,
         context.round,
@@ -218,7 +223,7 @@ def fit_result(
         seconds,
         logged=dict(client.logged_metrics),
         num_samples=context.data.num_samples,
-        resume_state=handed_on(client, context),
+        resume_state=resume_state,
         progress_bar_names=client.progress_bar_names,
         reductions=client.logged_reductions,
     )
@@ -265,11 +270,6 @@ def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Ph
             f"the loss is {float(losses[step])} at step {step} of phase {phase.name!r}; "
             "lower the learning rate, clip the gradient, or look at this client's data",
         )
-
-
-def means(steps: Mapping[str, Sequence[Tensor]]) -> Losses:
-    """Return means over the steps, by name."""
-    return {name: float(torch.stack(list(values)).float().mean()) for name, values in steps.items()}
 
 
 # ---------------------------------------------------------------------- before an evaluation

@@ -13,16 +13,6 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 
 
-def handed_on(client: FederatedClient, context: FitContext) -> bytes | None:
-    """Resume state for the client's next fit: the number of fits so far, or what the client says itself."""
-    if client.user_module is not None:
-        resume_state = client.user_module.resume_state
-        client.user_module.begin_progress(None)
-        return resume_state
-    counts = client.schedule == "continue" and context.earlier_fits is not None
-    return b"%d" % (context.earlier_fits + 1) if counts else None  # type: ignore[operator]
-
-
 def advance(scheduler: Any, client: FederatedClient, phase: Phase, context: FitContext, steps: int) -> None:
     """Bring a scheduler that has just been made to where the earlier local fits would have left it.
 

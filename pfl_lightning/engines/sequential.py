@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import check_finite_losses, means, trains
+from pfl_lightning.engines.lifecycle import check_finite_losses, trains
 from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
-from pfl_lightning.seeding import GeneratorStates, seeded_generator, torch_seed
+from pfl_lightning.seeding import GeneratorStates, derive_seed, torch_seed
 
 HOOKS_TAKEN = (
     "on_train_start",
@@ -97,7 +97,7 @@ class SequentialEngine(Engine):
         taken = list[bool]()  # of each step: a fused optimizer is called in any case, and skips inside its kernel
         optimizer.register_step_post_hook(lambda own, *_: taken.append(not getattr(own, "found_inf", None)))
         scaler = new_scaler(environment)
-        generator = seeded_generator(environment.seed, purpose, context.round, context.client)
+        generator = torch.Generator().manual_seed(derive_seed(environment.seed, purpose, context.round, context.client))
         loader = context.data.loader(generator)
         length = sized_len(loader)
         most = math.inf if length is None else context.data.num_samples
@@ -148,7 +148,8 @@ class SequentialEngine(Engine):
                     if not entry.every_step:
                         entry.scheduler.step()
             module.on_train_end()
-        return PhaseResult(means(steps | logged), sum(taken))
+        means = {name: float(torch.stack(values).float().mean()) for name, values in (steps | logged).items()}
+        return PhaseResult(means, sum(taken))
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor

@@ -21,7 +21,7 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import check_finite_losses, means
+from pfl_lightning.engines.lifecycle import check_finite_losses
 from pfl_lightning.engines.schedules import StepCount, advance
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
@@ -113,7 +113,7 @@ class TrainerEngine(Engine):
             logged = client.fit_under_trainer(make_trainer, context, generator)
         if watch.error is not None:
             raise watch.error
-        losses = means(watch.steps)
+        losses = {name: float(torch.stack(values).float().mean()) for name, values in watch.steps.items()}
         return PhaseResult(losses | {n: v for n, v in logged.items() if n not in watch.steps}, watch.count.num_steps)
 
     def make_trainer(

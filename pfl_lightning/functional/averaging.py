@@ -58,8 +58,18 @@ class RunningAverage:
                 dtype = torch.complex128 if tensor.is_complex() else torch.float64
                 device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no double precision
                 self._sums[name] = torch.zeros(tensor.shape, dtype=dtype, device=device)
-        else:
-            self._check(state)
+        elif state.keys() != self._template.keys():
+            raise ValueError(
+                f"state {self._num_states} does not have the names of state 0: missing "
+                f"{sorted(self._template.keys() - state.keys())}, unexpected "
+                f"{sorted(state.keys() - self._template.keys())}; average only states of the same architecture"
+            )
+        for name, (shape, _, _) in self._template.items():
+            if state[name].shape != shape:
+                raise ValueError(
+                    f"state {self._num_states} has {name!r} of shape {tuple(state[name].shape)}, state 0 has "
+                    f"{tuple(shape)}: average only states of the same architecture"
+                )
         if weight > 0:
             for name, total in self._sums.items():
                 # add_ promotes inside the kernel: the product and the sum are double, no double copy is made
@@ -92,22 +102,6 @@ class RunningAverage:
                 mean = mean.round_()
             average[name] = mean.to(dtype=dtype, device=device)
         return average
-
-    def _check(self, state: Mapping[str, Tensor]) -> None:
-        which = f"state {self._num_states}"
-        if state.keys() != self._template.keys():
-            missing = sorted(self._template.keys() - state.keys())
-            unknown = sorted(state.keys() - self._template.keys())
-            raise ValueError(
-                f"{which} does not have the names of state 0: missing {missing}, unexpected {unknown}; "
-                "average only states of the same architecture"
-            )
-        for name, (shape, _, _) in self._template.items():
-            if state[name].shape != shape:
-                raise ValueError(
-                    f"{which} has {name!r} of shape {tuple(state[name].shape)}, state 0 has {tuple(shape)}: "
-                    "average only states of the same architecture"
-                )
 
 
 def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:

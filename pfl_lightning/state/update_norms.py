@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.messages import LARGEST, STATISTICS, Message, magnitude
@@ -43,7 +42,7 @@ class UpdateGuard:
         self._sorted: dict[str, list[float]] = {}  # both
 
     @torch.no_grad()
-    def norms(self, update: Message, sent: Message) -> Norms:
+    def norms(self, update: Message, sent: Message) -> tuple[Norms, bool]:
         """Measure an update that the server has checked, and let it count in the medians.
 
         Each of its tensors is read once more.
@@ -51,16 +50,21 @@ class UpdateGuard:
         Args:
             update: The update.
             sent: The broadcast that it answers.
+
+        Returns:
+            Its norms, and whether it can be judged: enough of each of its tensors are known, its own included.
         """
         if self.max_ratio is None:
-            return {}
+            return {}, True
         before = {name: tensor for name, _, tensor in sent.tensors()}
         names, found = [], []
         for name, _, tensor in update.tensors():
             if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
-                own, old = _wide(tensor), before.get(name)
+                # With sums of squares that are finite, and a type that can be subtracted.
+                own = tensor if tensor.dtype == torch.float64 or tensor.is_complex() else tensor.float()
+                old = before.get(name)
                 if old is not None and old.shape == own.shape:
-                    own = own - _wide(old).to(own.device)
+                    own = own - old.to(own)
                 names.append(name)
                 found.append(torch.linalg.vector_norm(own).float())
         # A mask of -3e38 that comes back a little different is infinitely far.
@@ -69,11 +73,7 @@ class UpdateGuard:
         for name, norm in norms.items():
             insort(self._sorted.setdefault(name, []), norm)
             self._round.setdefault(name, []).append(norm)
-        return norms
-
-    def has_median(self, norms: Norms) -> bool:
-        """Whether an update can be judged: enough of each of its tensors are known, its own included."""
-        return all(len(self._sorted[name]) >= ENOUGH for name in norms)
+        return norms, all(len(self._sorted[name]) >= ENOUGH for name in norms)
 
     def remove(self, norms: Norms) -> None:
         """Let an update that is left out count no more."""
@@ -124,11 +124,5 @@ def _is_sound(update: Message, sent: Message, name: str, norm: float, ratio: flo
     given = {own: one for own, _, one in sent.tensors() if one.is_floating_point() or one.is_complex()}
     if name in given and magnitude(given[name]) > LARGEST:  # a mask
         return True
-    usual = [torch.linalg.vector_norm(_wide(one)).item() for one in given.values() if magnitude(one) <= LARGEST]
-    return norm <= math.hypot(*usual)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """With sums of squares that are finite, and a type that can be subtracted."""
-    tensor = tensor.detach()
-    return tensor if tensor.dtype == torch.float64 or tensor.is_complex() else tensor.float()
+    usual = [one.detach() if one.is_complex() else one.detach().double() for one in given.values()]
+    return norm <= math.hypot(*(torch.linalg.vector_norm(one).item() for one in usual if magnitude(one) <= LARGEST))

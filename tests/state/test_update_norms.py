@@ -263,8 +263,9 @@ def judged(guard, distances, sent=0.0):
 
     for place, distance in enumerate(distances):
         update, broadcast = message(distance, sent)
-        waiting.append((place, (update, broadcast, guard.norms(update, broadcast))))
-        if guard.has_median(waiting[-1][1][2]):
+        norms, enough = guard.norms(update, broadcast)
+        waiting.append((place, (update, broadcast, norms)))
+        if enough:
             judge()
     judge()
     guard.end_round(accepted=True)

@@ -20,9 +20,10 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.module_calls import lent_to_trainer
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
+from pfl_lightning.engines.base import naming_clients
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.lightning_private import silent_trainer
-from pfl_lightning.notices import naming_clients, silence
+from pfl_lightning.notices import silence
 from pfl_lightning.state.tensors import tensors_in
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

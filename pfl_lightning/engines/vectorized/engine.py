@@ -14,7 +14,7 @@ from torch import nn
 
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.base import Engine
+from pfl_lightning.engines.base import Engine, naming_clients
 from pfl_lightning.engines.lifecycle import (
     conclude,
     enter_phase,
@@ -40,7 +40,6 @@ from pfl_lightning.fit.tasks import (
     FitTask,
     PhaseResult,
 )
-from pfl_lightning.notices import naming_clients
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 
 SMALL = 50_000
