@@ -61,15 +61,8 @@ class FederatedLoop(RoundLoop):
                 f"FederatedLoop has no option {', '.join(sorted(options))} without a method, such as "
                 "FederatedLoop(method=FedPer, num_clients=10)"
             )
-        super().__init__(
-            cohort,
-            full_participation_in_last_round,
-            min_clients,
-            eval_cohort,
-            stop_on_divergence,
-            max_update_ratio,
-            on_client_error,
-        )
+        trust = (stop_on_divergence, max_update_ratio, on_client_error)
+        super().__init__(cohort, full_participation_in_last_round, min_clients, eval_cohort, *trust)
         self._form = None if method is None else CallbackForm(method, **options)
         self._is_in_place = False
         self._log: Any = None

@@ -11,7 +11,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
 
 
@@ -63,7 +62,9 @@ class RoundProgress(L.Callback):
             accuracy = summary.get(f"{prefix}accuracy/mean", math.nan)
             if not math.isnan(accuracy):
                 parts.append(f"{part} {100 * accuracy:.2f} %{' (nearest neighbors)' if neighbors else ''}")
-        parts += [f"{name} {summary[name]:.4g}" for name in _progress_bar_names(pl_module) if name in summary]
+        first = next(iter((pl_module.validation_scores or pl_module.test_scores).values()), None)
+        named = [] if first is None else sorted(first.progress_bar_names)  # the module has logged these for the bar
+        parts += [f"{name} {summary[name]:.4g}" for name in named if name in summary]
         parts += [f"{up / 1e6:.2f} MB up", f"{down / 1e6:.2f} MB down"]
         number, most = trainer.current_epoch + 1, trainer.max_epochs or -1
         if most > 0:
@@ -81,9 +82,3 @@ def _totals(trainer: L.Trainer) -> tuple[float, float, float]:
     """What the run has taken so far: seconds of its rounds, and bytes up and down."""
     loop = loop_of(trainer)
     return loop.seconds, sum(loop.traffic.up.values()), sum(loop.traffic.down.values())
-
-
-def _progress_bar_names(federation: Federation) -> list[str]:
-    """Names of the values of a user's module that the progress bar shows, as far as the first client has them."""
-    first = next(iter((federation.validation_scores or federation.test_scores).values()), None)
-    return [] if first is None else sorted(first.progress_bar_names)

@@ -33,6 +33,9 @@ class InspectionCallback(L.Callback):
         every_n_rounds: Rounds between two figures.
         dirpath: Folder for figures and text that no logger accepts; ``None`` is ``inspection`` in the run's folder.
 
+    Attributes:
+        recorder: Recorder of figures and scalars, from the start of a fit.
+
     Raises:
         ConfigurationError: If ``every_n_rounds`` is less than one.
     """
@@ -48,7 +51,6 @@ class InspectionCallback(L.Callback):
         self.every_n_rounds, self.dirpath = every_n_rounds, dirpath
         self.optional = False
         """True if a run with nothing to show gets no warning, as in a group of callbacks."""
-        self._recorder: Recorder | None = None
         self._unavailable: str | None = None
         self._round: int | None = None  # the last finished round of this fit
         self._shown: int | None = None
@@ -73,12 +75,6 @@ class InspectionCallback(L.Callback):
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Called after the first, every ``every_n_rounds``-th and the last round."""
 
-    @property
-    def recorder(self) -> Recorder:
-        """Recorder of figures and scalars, available once training starts."""
-        assert self._recorder is not None, "the fit has not begun"
-        return self._recorder
-
     # ------------------------------------------------------------------ Lightning's hooks
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -92,7 +88,7 @@ class InspectionCallback(L.Callback):
                 f"{type(self).__name__} inspects a Federation, got {type(pl_module).__name__}: remove the callback, or "
                 "train a Federation"
             )
-        self._recorder = Recorder(trainer, self.dirpath)
+        self.recorder = Recorder(trainer, self.dirpath)
         self._round = self._shown = self._evaluated = None
         self._is_due = False
         self._unavailable = self.unavailable(trainer, pl_module)

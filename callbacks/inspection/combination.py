@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -94,18 +93,15 @@ def draw_weights(weights: AggregationWeights, groups: ClientGroups, round: int) 
 
 
 def _mark_groups(axes: Any, groups: ClientGroups, group_of: list[int]) -> None:
-    present = sorted(set(group_of))
+    present, starts, sizes = np.unique(group_of, return_index=True, return_counts=True)  # clients come by group
     if len(present) < 2:
         return
-    ends = [group_of.index(group) for group in present[1:]]
-    for end in ends:
-        axes.axhline(end - 0.5, color="white", linewidth=1)
-        axes.axvline(end - 0.5, color="white", linewidth=1)
-    bounds = [0, *ends, len(group_of)]
-    middles = [(start + end - 1) / 2 for start, end in itertools.pairwise(bounds)]
+    for start in starts[1:]:
+        axes.axhline(start - 0.5, color="white", linewidth=1)
+        axes.axvline(start - 0.5, color="white", linewidth=1)
     above = axes.secondary_xaxis("top")
     names = [groups.names[group] for group in present]
-    above.set_xticks(middles, names, fontsize=7, rotation=0 if max(map(len, names)) <= 6 else 90)
+    above.set_xticks(starts + (sizes - 1) / 2, names, fontsize=7, rotation=0 if max(map(len, names)) <= 6 else 90)
     above.tick_params(length=0)
 
 

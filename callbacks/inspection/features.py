@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,6 @@ from pfl_lightning.callbacks.inspection.probe import ProbingCallback, Representa
 from pfl_lightning.federation import Federation
 from pfl_lightning.functional import class_separation, pairwise_linear_cka
 from pfl_lightning.seeding import Purpose, derive_seed
-from pfl_lightning.state.architectures import width_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,36 +65,25 @@ class FeatureEmbedding(ProbingCallback):
         ConfigurationError: If an argument is out of range.
     """
 
-    def unavailable(self, trainer: L.Trainer, federation: Federation) -> str | None:
-        """Reason if the clients have no samples, or too few for a t-SNE; else None."""
-        if lacks := super().unavailable(trainer, federation):
-            return lacks
-        points: dict[int, int] = {}
-        for client in self.probe.clients:
-            width = width_of(federation.clients.model_of(client).encoder)
-            points[width] = points.get(width, 0) + self.probe.size(federation, client)
-        most = max(points.values())
-        return f"there are {most} samples, a t-SNE takes at least {FEWEST}" if most < FEWEST else None
-
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw the figures and write the projector's files."""
-        class_names = names_of_classes(federation)
+        class_names, clients = names_of_classes(federation), federation.clients
         for points in gather_points(self.probe.representations(federation)):
-            if len(points.values) < FEWEST:
+            if (count := len(points.values)) < FEWEST:
+                if not self.optional:
+                    lacks = f"{count} samples, a t-SNE takes at least {FEWEST}"
+                    warnings.warn(f"no figure of {points.name}: {lacks}", stacklevel=2)
                 continue
             plane = tsne(points.values, derive_seed(federation.seed, Purpose.TSNE))
             figure = draw_points(points, plane, class_names, f"{points.name}, round {round + 1}")
             self.recorder.figure(f"features/{points.name}", figure, round)
-            self._project(federation, points, class_names, round)
-
-    def _project(self, federation: Federation, points: Points, class_names: Sequence[str], round: int) -> None:
-        clients, owners = federation.clients, points.clients.tolist()
-        texts = {
-            "class": [" ".join(class_names[label].split()) for label in points.labels.tolist()],
-            "client": [str(client) for client in owners],
-            "encoder": [clients.labels[clients.architecture_of[client]] for client in owners],
-        }
-        self.recorder.embedding(points.name, points.values, texts, round)
+            owners = points.clients.tolist()
+            texts = {
+                "class": [" ".join(class_names[label].split()) for label in points.labels.tolist()],
+                "client": [str(client) for client in owners],
+                "encoder": [clients.labels[clients.architecture_of[client]] for client in owners],
+            }
+            self.recorder.embedding(points.name, points.values, texts, round)
 
 
 def gather_points(found: Iterable[Representations]) -> list[Points]:

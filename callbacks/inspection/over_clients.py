@@ -155,16 +155,11 @@ class ClientMetrics(InspectionCallback):
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw the bars."""
-        for name, values in self._values(federation):
-            tag = f"logged_{name}" if name in TAKEN else name
-            self.recorder.figure(f"clients/{tag}", bars(values, name, round), round)
-
-    @staticmethod
-    def _values(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:
-        """Yield the name of each logged value, and the value by client."""
         for scores in (federation.validation_scores, federation.test_scores):
             for name in sorted({name for score in scores.values() for name in score.logged}):
-                yield name, {client: s.logged[name] for client, s in sorted(scores.items()) if name in s.logged}
+                values = {client: s.logged[name] for client, s in sorted(scores.items()) if name in s.logged}
+                tag = f"logged_{name}" if name in TAKEN else name
+                self.recorder.figure(f"clients/{tag}", bars(values, name, round), round)
 
 
 def bars(values: dict[int, float], name: str, round: int) -> Figure:

@@ -139,10 +139,6 @@ class Probe:
         split: SplitSource = getattr(federation.data.client_data(client), self.part)
         return split
 
-    def size(self, federation: Federation, client: int) -> int:
-        """Number of the client's samples to inspect."""
-        return min(len(self._split(federation, client)), self.max_samples)
-
     def samples(self, federation: Federation, client: int) -> tuple[Tensor, Tensor]:
         """Inputs of the client's samples, not augmented, (n, ...), and classes, (n,), on the federation's device."""
         split = self._split(federation, client)

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -20,11 +20,6 @@ from pfl_lightning.datamodules.adapters.stages import for_another_process
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
 
-_NO_TENSORS = (
-    "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
-    "that computes features once"
-)
-
 
 class ItemSplit:
     """One client's training, validation or test items.
@@ -33,6 +28,9 @@ class ItemSplit:
         source: The data set.
         indices: Items of this split, shape (n,), int64.
         classes: Class of every item of the data set, shape (N,), int64.
+
+    Attributes:
+        datamodule: Data module whose batch hooks an inner Trainer calls; None for no hooks.
 
     Example:
         >>> from torch.utils.data import default_collate
@@ -47,14 +45,10 @@ class ItemSplit:
 
     def __init__(self, source: ItemSource, indices: Tensor, classes: Tensor) -> None:
         self.source, self.indices, self._classes = source, indices, classes
+        self.datamodule = source.datamodule
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    @property
-    def datamodule(self) -> LightningDataModule | None:
-        """Data module whose batch hooks an inner Trainer calls; None for no hooks."""
-        return self.source.datamodule
 
     def split(self, size: int) -> Iterator[ItemSplit]:
         """Consecutive pieces of at most ``size`` items."""
@@ -105,16 +99,11 @@ class ItemSplit:
             )
         order = generator if shuffle and self.source.shuffled else None
         draws = generator if views == 2 or (shuffle and self.source.workers is not None) else order
-        split, size = self._in_order(shuffle), self._size(batch_size, shuffle)
+        split = copy.copy(self)
+        if not (shuffle or self.source.evaluated):  # a pass over all training items, as for statistics that are sent
+            split.source = replace(self.source, order=None)
+        size = self._size(batch_size, shuffle)
         return ItemLoader(split, size, torch.device(device), order, drop_last, draws, views)
-
-    def _in_order(self, shuffle: bool) -> ItemSplit:
-        """The split, without its sampler in a pass over all training items, as for statistics that are sent."""
-        if shuffle or self.source.evaluated or self.source.order is None:
-            return self
-        plain = copy.copy(self)
-        plain.source = replace(self.source, order=None)
-        return plain
 
     def _size(self, asked: int, shuffle: bool) -> int:
         """Items in a batch: an evaluation has the loader's own number, and where an item is a batch there is one."""
@@ -157,6 +146,18 @@ class LoaderEpoch:
     def set_epoch(self, epoch: int) -> None:
         """Keep the number for the next pass."""
         self.told = epoch
+
+
+def no_tensors(self: Any, *_: Any) -> NoReturn:
+    """Refuse, since items may have any shape.
+
+    Raises:
+        TypeError: Always.
+    """
+    raise TypeError(
+        "a user-defined data set is read batch by batch and has no tensor of all inputs: use FromDatasets for a method "
+        "that computes features once"
+    )
 
 
 class ItemLoader:
@@ -229,21 +230,7 @@ class ItemLoader:
             indices = indices[torch.randperm(len(indices), generator=generator)]
         return [places.tolist() for places in indices.split(self.batch_size)[: len(self)]]
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Refuse, since items may have any shape.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(_NO_TENSORS)
-
-    def with_inputs(self, inputs: Tensor) -> ItemLoader:
-        """Refuse, as :meth:`tensors` does.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(_NO_TENSORS)
+    tensors = with_inputs = no_tensors
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,9 @@ class SampledOrder:
         found = [[place for place in batch if own[place]] for batch in drawn]
         return [batch for batch in found if batch] if self._batched else _in_batches(found[0], batch_size, drop_last)
 
-    def count(self, size: int) -> None:
-        """Number of items that a client with ``size`` items sees in a pass: each pass may have another."""
+    def count(self, size: int) -> int | None:
+        """Number of items that a client with ``size`` items sees in a pass; ``None``, as each may have another."""
+        return None
 
 
 Order = DrawnOrder | SampledOrder

@@ -20,7 +20,7 @@ from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, e
 from pfl_lightning.datamodules.adapters.stages import GivenLoaders, StageLoaders, loaders_of
 from pfl_lightning.datamodules.adapters.streams import joined
 from pfl_lightning.datamodules.adapters.workers import OneAtATime
-from pfl_lightning.datamodules.clients.division import Division, split_validation
+from pfl_lightning.datamodules.clients.division import Division, check_batches, split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, Labels, sizes_of, split_by_sizes
@@ -153,15 +153,11 @@ class FromSilos(ItemDataModule):
         for client, sources in enumerate(self._sources):
             if "validation" in sources or sources["train"][0].is_read_whole:
                 train[client], validation[client] = whole[client], whole[client][:0]
-            own, number = self._batches[client], len(train[client])
-            if own.drop_last and number < own.batch_size:
-                raise PartitionError(
-                    f"drop_last leaves client {client} no batch: it has {number} training samples, its batch_size is "
-                    f"{own.batch_size}; lower it to at most {number}"
-                )
         sizes = sizes_of(self._items("test"))
         test, none = split_by_sizes(np.arange(sizes.sum()), sizes), [own[:0] for own in whole]
-        return Division(samples, train, validation, test, none, tuple(ClientView() for _ in whole))
+        found = Division(samples, train, validation, test, none, tuple(ClientView() for _ in whole))
+        check_batches(found, np.array([own.batch_size * own.drop_last for own in self._batches]))
+        return found
 
     def client_data(self, client: int) -> ClientItems:  # type: ignore[override]  # splits of another kind
         """Splits of one client, made on demand without reading items.

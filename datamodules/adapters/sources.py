@@ -294,19 +294,14 @@ def find_classes(
 
 def filled(sources: Sources, found: Mapping[str, Sequence[Ints | None]], are_known: bool) -> dict[str, list[Ints]]:
     """The class of every item of each data set of a stage; 0 where it has none, or none are known."""
-    return {
-        name: [
-            classes if are_known and classes is not None else np.zeros(_length_of(source.dataset), dtype=np.int64)
-            for source, classes in zip(own, found[name], strict=True)
-        ]
-        for name, own in sources.items()
-    }
 
+    def classes_of_all(source: ItemSource, classes: Ints | None) -> Ints:
+        if are_known and classes is not None:
+            return classes
+        unknown = isinstance(source.dataset, IterableDataset) and not hasattr(source.dataset, "__len__")
+        return np.zeros(1 if unknown else checked_length(source.dataset, "data set"), dtype=np.int64)
 
-def _length_of(dataset: Any) -> int:
-    """Number of items; 1 for a stream of unknown length."""
-    unknown = isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__")
-    return 1 if unknown else checked_length(dataset, "data set")
+    return {name: list(map(classes_of_all, own, found[name])) for name, own in sources.items()}
 
 
 def evaluation_size(sources: Sources) -> int:

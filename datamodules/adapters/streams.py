@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit
+from pfl_lightning.datamodules.adapters.items import ItemLoader, ItemSplit, no_tensors
 from pfl_lightning.datamodules.adapters.sources import ItemSource
 from pfl_lightning.datamodules.adapters.workers import iterates_by_itself
 from pfl_lightning.datamodules.counting import Ints
@@ -59,9 +58,11 @@ class StreamSplit(ItemSplit):
             batch_size: Items in a batch, at least 1; not used where the client's own loader says it.
             options: See :meth:`ItemSplit.loader`; ``shuffle`` has no effect.
         """
-        if self._reads_items() and not options.get("shuffle"):
+        source, own = self.source, self.source.loader is not None
+        indexed = own and not (isinstance(source.dataset, IterableDataset) or iterates_by_itself(source.loader.loader))
+        if indexed and not (source.evaluated or options.get("shuffle")):  # for statistics: all, not what is drawn
             return super().loader(batch_size, **options)
-        own, device = self.source.loader is not None, torch.device(options.get("device", "cpu"))
+        device = torch.device(options.get("device", "cpu"))
         drop_last = bool(options.get("drop_last")) and not own
         super().loader(batch_size, **{**options, "drop_last": drop_last})  # for its checks
         if options.get("views", 1) != 1:
@@ -72,16 +73,6 @@ class StreamSplit(ItemSplit):
         draws = options.get("generator") if own and options.get("shuffle") else None
         kind = _KeptLoader if own else _StreamLoader
         return kind(self, self._size(batch_size, bool(options.get("shuffle"))), device, None, drop_last, draws)
-
-    def _reads_items(self) -> bool:
-        """Whether passes for statistics read all training items, and not what a sampler draws of them."""
-        own, source = self.source.loader, self.source
-        return (
-            own is not None
-            and not iterates_by_itself(own.loader)
-            and not source.evaluated
-            and not isinstance(source.dataset, IterableDataset)
-        )
 
 
 class _StreamLoader(ItemLoader):
@@ -135,15 +126,10 @@ class CombinedSplit:
     """
 
     def __init__(self, parts: Sequence[ItemSplit], shape: CombinedLoader) -> None:
-        self.parts, self.shape = tuple(parts), shape
+        self.parts, self.shape, self.datamodule = tuple(parts), shape, parts[0].datamodule
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
-
-    @property
-    def datamodule(self) -> LightningDataModule | None:
-        """Data module whose batch hooks an inner Trainer calls; None for no hooks."""
-        return self.parts[0].datamodule
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -212,13 +198,7 @@ class CombinedBatches(CombinedLoader):
         """The batches alone; iteration gives the number of the batch and of its loader, too."""
         return (batch for batch, _, _ in self)
 
-    def tensors(self) -> Any:
-        """Refuse, as :class:`ItemLoader` does."""
-        return self.flattened[0].tensors()
-
-    def with_inputs(self, inputs: Tensor) -> Any:
-        """Refuse, as :class:`ItemLoader` does."""
-        return self.flattened[0].with_inputs(inputs)
+    tensors = with_inputs = no_tensors
 
 
 def joined(

@@ -227,7 +227,7 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
     return train, validation
 
 
-def check_batches(division: Division, batch_size: int) -> None:
+def check_batches(division: Division, batch_size: int | Ints) -> None:
     """Check that every client has at least one full batch, as ``drop_last`` needs.
 
     With unlabeled samples, a client that has some counts them too, and a client that has none is not checked: this
@@ -235,7 +235,7 @@ def check_batches(division: Division, batch_size: int) -> None:
 
     Args:
         division: Indices of every client's splits.
-        batch_size: Samples in a batch.
+        batch_size: Samples in a batch, or those of each client.
 
     Raises:
         PartitionError: If a client has fewer samples.
@@ -243,12 +243,11 @@ def check_batches(division: Division, batch_size: int) -> None:
     further = sizes_of(division.unlabeled)
     sizes = sizes_of(division.train) + further
     training = further > 0 if further.any() else np.ones(len(sizes), dtype=bool)
-    short = np.flatnonzero(training & (sizes < batch_size))
-    if len(short):
+    least = np.broadcast_to(batch_size, sizes.shape)
+    if len(short := np.flatnonzero(training & (sizes < least))):
         raise PartitionError(
-            f"drop_last leaves client {short[0]} no batch ({len(short)} such clients): it has "
-            f"{sizes[short[0]]} training samples, batch_size is {batch_size}; "
-            f"lower batch_size to at most {sizes[training].min()}"
+            f"drop_last leaves client {short[0]} no batch ({len(short)} such clients): it has {sizes[short[0]]} "
+            f"training samples, batch_size is {least[short[0]]}; lower batch_size to at most {sizes[short].min()}"
         )
 
 

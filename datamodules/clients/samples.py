@@ -84,8 +84,13 @@ class Samples:
                     f"training inputs are {like.dtype} of shape {tuple(like.shape[1:])}, {what} inputs {inputs.dtype} "
                     f"of shape {tuple(inputs.shape[1:])}: both must be the same"
                 )
-        if self.train_domains is not None:
-            _check_domains(self.train_domains, len(self.train_targets), len(self.domain_names))
+        if (domains := self.train_domains) is not None:
+            fits = domains.shape == self.train_targets.shape and domains.dtype == torch.int64
+            if not fits or int(domains.min()) < 0 or int(domains.max()) >= len(self.domain_names):
+                raise ValueError(
+                    f"train_domains must be one int64 a sample, {len(self.train_targets)} in all, from 0 to below the "
+                    f"number of domain_names, {len(self.domain_names)}, got {domains}"
+                )
         if self.public_inputs is not None and (wrong := len(broken_places(self.public_inputs))):
             raise ValueError(  # of one client's own, that client is left out
                 f"{wrong} of {len(self.public_inputs)} public samples hold NaN or infinite numbers: leave them out"
@@ -155,16 +160,6 @@ def warn_of_samples(samples: Samples, *lists: Sequence[Ints]) -> None:
             f"all {len(samples.train_targets)} training items have class {int(classes)}, so that any model that always "
             "answers with it is right: correct the labels, or give items of other classes",
             stacklevel=3,
-        )
-
-
-def _check_domains(domains: Tensor, num_samples: int, num_domains: int) -> None:
-    fits = domains.shape == (num_samples,) and domains.dtype == torch.int64
-    if not fits or int(domains.min()) < 0 or int(domains.max()) >= num_domains:
-        raise ValueError(
-            f"train_domains must be one int64 a sample, {num_samples} in all, below the number of domain_names, "
-            f"{num_domains}, got {domains.dtype} of shape {tuple(domains.shape)}, from {int(domains.min())} to "
-            f"{int(domains.max())}"
         )
 
 

@@ -77,7 +77,6 @@ class Domains(Partitioner):
 
     def partition(self, labels: Labels) -> list[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
-        self._check()
         sizes, wanted, each = self._sizes(), self.samples_per_client, self.num_clients // len(self._pools)
         if isinstance(wanted, Integral) and (sizes < wanted).any():
             short = {self._names[client // each]: int(sizes[client]) for client in np.flatnonzero(sizes < wanted)}
@@ -101,7 +100,6 @@ class Domains(Partitioner):
         Returns:
             One sorted index array per client; clients of one domain share samples.
         """
-        self._check()
         rests = self._draw(self._sizes())[1]
         parts = []
         for client in range(self.num_clients):
@@ -126,6 +124,11 @@ class Domains(Partitioner):
 
     def _sizes(self) -> Ints:
         """Training samples of each client, shape (m,)."""
+        if not self._pools:
+            raise PartitionError(
+                "Domains divides data whose samples have a domain, and these have none (or have a separate test set): "
+                "use DomainFolders, or another rule"
+            )
         each = self.num_clients // len(self._pools)
         have = np.array([len(pool) for pool in self._pools], dtype=np.int64)
         allowed = np.minimum(np.floor(have * self.max_share + 0.5).astype(np.int64), have - 1)
@@ -143,10 +146,3 @@ class Domains(Partitioner):
                 f"(max_share {self.max_share}): lower num_clients or samples_per_client, or leave the domain out"
             )
         return sizes
-
-    def _check(self) -> None:
-        if not self._pools:
-            raise PartitionError(
-                "Domains divides data whose samples have a domain, and these have none (or have a separate test set): "
-                "use DomainFolders, or another rule"
-            )

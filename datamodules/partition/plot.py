@@ -147,7 +147,8 @@ def partition_table(
     for name in class_names if wide else ["most frequent"]:
         table.add_column(escape(str(name)), justify="right" if wide else "left", overflow="fold", min_width=digits)
     for client, row in enumerate(counts[:max_clients]):
-        rest = _cells(row) if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
+        cells = [str(int(value)) if value else "[dim]·[/dim]" for value in row]
+        rest = cells if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
         without = [] if unlabeled is None else [str(int(unlabeled[client]))]
         table.add_row(str(client), *([escape(groups[client])] if groups else []), str(int(row.sum())), *without, *rest)
     if num_clients > max_clients:
@@ -169,10 +170,6 @@ def check_counts(counts: Ints, class_names: Sequence[str], groups: Sequence[str]
 
 def _client_name(client: int, groups: Sequence[str] | None) -> str:
     return f"{groups[client]} {client}".strip().replace("$", r"\$") if groups else str(client)
-
-
-def _cells(row: Ints) -> list[str]:
-    return [str(int(value)) if value else "[dim]·[/dim]" for value in row]
 
 
 def _most_frequent(row: Ints, class_names: Sequence[str], most: int = 5) -> str:

@@ -147,7 +147,12 @@ class ByShare(EncoderAssignment):
 
     def assign(self, num_clients: int) -> list[int]:
         """Return each client's encoder, the one furthest behind its share; see :meth:`EncoderAssignment.assign`."""
-        counts = self._counts(num_clients)
+        # Rounding makes 0.7 * 10 = 7.000000000000001 and 0.29 * 100 = 28.999999999999996 the numbers that are meant.
+        exact = [round(share / sum(self.shares) * num_clients, 6) for share in self.shares]
+        counts = [math.floor(number) for number in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda index: counts[index] - exact[index])
+        for index in by_remainder[: num_clients - sum(counts)]:
+            counts[index] += 1
         assigned = [0] * len(counts)
         clients = []
         for client in range(1, num_clients + 1):
@@ -157,16 +162,6 @@ class ByShare(EncoderAssignment):
             assigned[chosen] += 1
             clients.append(chosen)
         return clients
-
-    def _counts(self, num_clients: int) -> list[int]:
-        exact = [share / sum(self.shares) * num_clients for share in self.shares]
-        # Rounding makes 0.7 * 10 = 7.000000000000001 and 0.29 * 100 = 28.999999999999996 the numbers that are meant.
-        exact = [round(number, 6) for number in exact]
-        counts = [math.floor(number) for number in exact]
-        by_remainder = sorted(range(len(exact)), key=lambda index: counts[index] - exact[index])
-        for index in by_remainder[: num_clients - sum(counts)]:
-            counts[index] += 1
-        return counts
 
 
 class ByClient(EncoderAssignment):

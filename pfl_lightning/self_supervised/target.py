@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -74,8 +73,10 @@ class TargetNetwork(nn.Module):
         Equals ``lightly.models.utils.update_momentum``, but goes tensor by tensor, since ``torch.func.vmap`` has no
         rule for the fused kernels that it calls.
         """
-        for online, target in self._pairs(networks):
-            target.mul_(self.momentum).add_(online, alpha=1.0 - self.momentum)
+        for network, own in zip(networks, self.copies, strict=True):
+            targets = dict(own.named_buffers())
+            for name, online in network.named_parameters():
+                targets[name].mul_(self.momentum).add_(online, alpha=1.0 - self.momentum)
 
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> Tensor:
@@ -83,12 +84,6 @@ class TargetNetwork(nn.Module):
         for network in self.copies:
             inputs = network(inputs)
         return inputs
-
-    def _pairs(self, networks: tuple[nn.Module, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        for network, own in zip(networks, self.copies, strict=True):
-            buffers = dict(own.named_buffers())
-            for name, parameter in network.named_parameters():
-                yield parameter, buffers[name]
 
 
 def parameters_to_buffers(network: nn.Module, *, persistent: bool) -> nn.Module:

@@ -65,7 +65,7 @@ def test_samples_are_the_clients_own(part):
         places = [int((held == row).all(dim=1).nonzero()) for row in inputs]
         assert places == sorted(set(places))
         assert labels.tolist() == classes[places].tolist()
-        assert len(inputs) == probe.size(federation, client) == 4
+        assert len(inputs) == 4
 
 
 def test_the_draws_are_those_of_the_seed():
@@ -102,7 +102,7 @@ def test_clients_without_samples_are_left_out():
     federation = run(QUICK, data=Toy(test=[0, 3, 8, 0, 1]))
     probe = Probe(federation, samples=4)
     assert probe.clients == [1, 2, 4]
-    assert [probe.size(federation, client) for client in probe.clients] == [3, 4, 1]
+    assert [len(probe.samples(federation, client)[0]) for client in probe.clients] == [3, 4, 1]
     none = Probe(run(QUICK, data=Toy(validation=0)), part="validation")
     assert none.lacks == "no client has samples in its validation split; choose another one by 'part'"
 
