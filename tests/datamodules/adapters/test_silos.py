@@ -151,7 +151,9 @@ def test_errors_name_the_client():
     assert caught.value.__notes__ == ["while the data of client 1 were set up"]
     with pytest.raises(ValueError, match="the train set of client 1 is empty"):
         ready([tensors(3), DataLoader([])])
-    with pytest.raises(PartitionError, match="drop_last leaves client 1 no batch: it has 3 training samples"):
+    with pytest.raises(
+        PartitionError, match=r"drop_last leaves client 1 no batch \(1 such clients\): it has 3 training"
+    ):
         ready([tensors(3), DataLoader(tensors(3), batch_size=4, drop_last=True)])
 
 
