@@ -59,31 +59,11 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
 
 __version__ = "0.3.0"
 
-__all__ = [
-    "AggregationWeights",
-    "Aggregator",
-    "AveragingAggregator",
-    "Broadcast",
-    "Citation",
-    "ClientUpdate",
-    "Engine",
-    "FederatedClient",
-    "FederatedLoop",
-    "Federation",
-    "FitContext",
-    "Personalization",
-    "Phase",
-    "ProcessEngine",
-    "RayEngine",
-    "ResultsWriter",
-    "SequentialEngine",
-    "TrainerEngine",
-    "VectorizedEngine",
-    "export_adapters",
-    "export_clients",
-    "federate",
-    "predict_clients",
-]
+__all__ = ["Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"]
+__all__ += ["AggregationWeights", "Aggregator", "AveragingAggregator", "Broadcast", "ClientUpdate"]
+__all__ += ["Citation", "FederatedClient", "FitContext", "Personalization", "Phase"]
+__all__ += ["FederatedLoop", "Federation", "ResultsWriter"]
+__all__ += ["export_adapters", "export_clients", "federate", "predict_clients"]
 
 _HOMES = {
     "callbacks.loop": ("FederatedLoop",),

@@ -11,17 +11,8 @@ from torch import Tensor
 
 from pfl_lightning.errors import ConfigurationError
 
-__all__ = [
-    "LABEL_KEYS",
-    "BatchSource",
-    "ClientParts",
-    "FederatedData",
-    "SplitSource",
-    "TwoViews",
-    "checked_length",
-    "class_of_batch",
-    "usual_augmentations",
-]
+__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "SplitSource", "TwoViews", "checked_length"]
+__all__ += ["class_of_batch", "usual_augmentations"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""

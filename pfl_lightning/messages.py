@@ -17,17 +17,8 @@ from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
 
-__all__ = [
-    "LARGEST",
-    "Broadcast",
-    "ClientUpdate",
-    "FieldSchema",
-    "Message",
-    "State",
-    "magnitude",
-    "statistics_field",
-    "weight_field",
-]
+__all__ = ["LARGEST", "Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "magnitude"]
+__all__ += ["statistics_field", "weight_field"]
 
 State = Mapping[str, Tensor]
 """A named part of a model's state: parameter or buffer names to tensors."""

@@ -54,17 +54,9 @@ NOTICES = (
 )
 """Beginnings of Lightning's remarks on a Trainer and its loaders, not about the module that it trains."""
 
-LOGGERS = tuple(
-    f"{package}.{module}"
-    for packages, module in (
-        (("lightning.pytorch", "pytorch_lightning"), "utilities.rank_zero"),
-        (("lightning.pytorch", "pytorch_lightning"), "accelerators.cuda"),
-        (("lightning.pytorch", "pytorch_lightning"), "trainer.connectors.signal_connector"),
-        (("lightning.fabric", "lightning_fabric"), "utilities.rank_zero"),
-        (("lightning.fabric", "lightning_fabric"), "utilities.registry"),
-    )
-    for package in packages
-)
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric")
+_MODULES = ("utilities.rank_zero", "utilities.registry", "accelerators.cuda", "trainer.connectors.signal_connector")
+LOGGERS = tuple(f"{package}.{module}" for package in _PACKAGES for module in _MODULES)
 """Loggers of what Trainers have found and why they have stopped."""
 
 

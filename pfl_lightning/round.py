@@ -38,11 +38,6 @@ class Traffic:
         self.up, self.down = Counter[str](), Counter[str]()
 
 
-def _from_one(round: object) -> object:
-    """A round's number as people read it, or what a method has put in its place."""
-    return int(round) + 1 if isinstance(round, Integral) else repr(round)
-
-
 class _Waiting(NamedTuple):
     """An update that the server has checked and not yet received.
 
@@ -217,7 +212,8 @@ class Round:
             raise InvalidMessageError(result.client, self.number, reason)
         numbers = (update.client, update.round)
         if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
-            reason = f"the update calls itself that of client {numbers[0]!r}, round {_from_one(numbers[1])}"
+            shown = int(update.round) + 1 if isinstance(update.round, Integral) else repr(update.round)
+            reason = f"the update calls itself that of client {numbers[0]!r}, round {shown}"
             raise InvalidMessageError(result.client, self.number, reason)
         for name, tensor in result.personal.items():  # which is finite, as the engine has seen
             if not magnitude(tensor) > LARGEST:

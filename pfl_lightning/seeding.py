@@ -19,16 +19,8 @@ from zlib import crc32
 import numpy as np
 import torch
 
-__all__ = [
-    "DataStream",
-    "GeneratorStates",
-    "Purpose",
-    "derive_seed",
-    "global_seed",
-    "python_seed",
-    "seeded_generator",
-    "torch_seed",
-]
+__all__ = ["DataStream", "GeneratorStates", "Purpose", "derive_seed", "global_seed", "python_seed"]
+__all__ += ["seeded_generator", "torch_seed"]
 
 
 class Purpose(StrEnum):

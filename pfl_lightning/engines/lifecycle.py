@@ -144,7 +144,14 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     key = ("trained", phase.name, *phase.train, None, *(phase.losses or ()), None, *parameters)
     trained = isolation.matched.get(key)
     if trained is None:
-        trained = isolation.matched[key] = _trained_names(client, phase)
+        client.check_phase(phase)
+        trained = client.trained_names(phase)
+        if not trained:
+            raise ConfigurationError(
+                f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names "
+                "is frozen (requires_grad=False); let some of it train, or use a method without this phase"
+            )
+        isolation.matched[key] = trained
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
         parameter.grad = None
@@ -152,17 +159,6 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
     # Frozen means frozen: running statistics of a part that does not train are used, not updated.
     for layer in client.frozen_norms():
         layer.eval()
-
-
-def _trained_names(client: FederatedClient, phase: Phase) -> set[str]:
-    client.check_phase(phase)
-    trained = client.trained_names(phase)
-    if not trained:
-        raise ConfigurationError(
-            f"phase {phase.name!r} of {type(client).__name__} has nothing to train: all that {phase.train} names "
-            "is frozen (requires_grad=False); let some of it train, or use a method without this phase"
-        )
-    return trained
 
 
 def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple[ClientUpdate, State]:

@@ -23,31 +23,14 @@ from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.seeding import GeneratorStates, derive_seed, torch_seed
 
 HOOKS_TAKEN = (
-    "on_train_start",
-    "on_train_end",
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_after_batch_transfer",
+    *("on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_after_batch_transfer"),
+    *("on_train_end", "on_train_epoch_end", "on_train_batch_end", "on_after_backward", "on_before_optimizer_step"),
 )
-
 HOOKS_NOT_TAKEN = (
-    "on_fit_start",
-    "on_fit_end",
-    "on_before_batch_transfer",
-    "transfer_batch_to_device",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "optimizer_step",
-    "backward",
-    "lr_scheduler_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
+    *("on_fit_start", "on_fit_end", "on_before_batch_transfer", "transfer_batch_to_device", "on_before_zero_grad"),
+    *("on_before_backward", "backward", "configure_gradient_clipping"),
+    *("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
 )
-
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 """Of a data module."""
@@ -247,17 +230,12 @@ def _is_by_sample(encoder: nn.Module, sample: Tensor, features: Tensor) -> bool:
 @contextmanager
 def passed_through(client: FederatedClient) -> Iterator[None]:
     """Let the encoder pass its inputs through, so that ``training_step`` runs on features."""
-    encoder, client.encoder = client.encoder, _Features(client.encoder)
+    encoder, client.encoder = client.encoder, nn.Identity()
+    client.encoder.out_features = encoder.out_features
     try:
         yield
     finally:
         client.encoder = encoder
-
-
-class _Features(nn.Identity):
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.out_features = encoder.out_features
 
 
 def new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:

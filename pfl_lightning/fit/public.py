@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -75,18 +74,15 @@ class PublicSamples:
         if round not in self._drawn:
             positions = public_positions(len(self._part), self._size, self._seed, round)
             part = self._part.select(positions)
-            self._drawn[round] = replace(
-                self._like,
-                part=part,
-                drop_last=False,
-                augment=False,
-                augment_plain=False,
-                views=1,
-                labeled=None,
-                validation=None,
-                values=None,
+            own = self._like
+            self._drawn[round] = FitData(
+                part,
+                own.batch_size,
+                eval_batch_size=own.eval_batch_size,
+                device=own.device,
+                forward_context=own.forward_context,
+                convert_input=own.convert_input,
                 _plain=self._inputs_of(round, part),
-                _features=None,
             )
         return self._drawn[round]
 

@@ -86,7 +86,19 @@ def build_clients(
 
 def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...], label: str = "") -> nn.Module:
     """An encoder that says how wide its features are; ``label`` is its name in errors, by default that of its class."""
-    encoder = _build_encoder(make, input_shape, label or encoder_label(make))
+    try:
+        if isinstance(make, nn.Module):
+            encoder = _copy_of(make, input_shape)
+        else:
+            encoder = build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        remedy = "an encoder is a class or function that takes input_shape and gives a module with out_features"
+        if is_out_of_memory(error):
+            remedy = "it does not fit into memory: make its layers smaller, or the inputs"
+        raise ConfigurationError(
+            f"the encoder {label or encoder_label(make)} could not be made for inputs of shape {input_shape}: "
+            f"{_reason(error)}; {remedy}"
+        ) from error
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigurationError(
             f"the encoder {label or type(encoder).__name__} has no integer attribute out_features (the width of its "
@@ -94,20 +106,6 @@ def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...], label:
             "package by its name"
         )
     return encoder
-
-
-def _build_encoder(make: str | EncoderFactory, input_shape: tuple[int, ...], label: str) -> nn.Module:
-    try:
-        if isinstance(make, nn.Module):
-            return _copy_of(make, input_shape)
-        return build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
-    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        remedy = "an encoder is a class or function that takes input_shape and gives a module with out_features"
-        if is_out_of_memory(error):
-            remedy = "it does not fit into memory: make its layers smaller, or the inputs"
-        raise ConfigurationError(
-            f"the encoder {label} could not be made for inputs of shape {input_shape}: {_reason(error)}; {remedy}"
-        ) from error
 
 
 def _reason(error: Exception) -> str:

@@ -136,17 +136,10 @@ def replace_file(path: Path, shared: bool = False) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)  # of a killed process, or a link that would be followed
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield temporary
-            _sync(temporary)  # some file systems notice only now that they are full
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())  # some file systems notice only now that they are full
             os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
