@@ -146,8 +146,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.participating = sorted(set(range(partition.num_clients)) - set(self.novel))
         self.cohort: Callable[[int], Sequence[int]] | None = None
         self.eval_clients: Sequence[int] | None = None
-        self.public_split: ClientSplit | None = None
-        """Public samples, in their own order, without labels (-1) and never augmented; None if there are none."""
+        self._public: ClientSplit | None = None
         self._ready: Division | None = None
         self._recent: dict[int, ClientData] = {}  # made before, of the clients that were asked for last
 
@@ -180,7 +179,7 @@ class FederatedDataModule(LightningDataModule, ABC):
                 check_batches(found, self.batch_size)
             warn_of_samples(samples, found.train, found.validation, found.test, found.unlabeled)
             self.transform = self._transform_of(samples.train_inputs, found.held)
-            self.public_split = found.public(replace(self.transform, augmentations=()))
+            self._public = found.public(replace(self.transform, augmentations=()))
             self._ready = found
 
     def _divide(self, samples: Samples) -> Division:
@@ -213,6 +212,11 @@ class FederatedDataModule(LightningDataModule, ABC):
     def unlabeled_sizes(self) -> Ints | None:
         """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
         return sizes_of(self._loaded.unlabeled) if self._loaded.samples.num_unlabeled else None
+
+    @property
+    def public_split(self) -> ClientSplit | None:
+        """Public samples, in their own order, without labels (-1) and never augmented; None if there are none."""
+        return self._public
 
     @property
     def fingerprint(self) -> str:
