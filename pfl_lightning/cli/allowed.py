@@ -25,8 +25,6 @@ from pfl_lightning.engines import Engine
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import is_own_code, stands_for
 
-__all__ = ["check_names"]
-
 ROLES: dict[str, tuple[type, ...]] = {
     "model.method": (FederatedClient,),
     "model.method.optimizer": (Optimizer,),

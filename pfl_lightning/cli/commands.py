@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 from pfl_lightning.cli.messages import nearest_flag
 from pfl_lightning.errors import UsageError
 
-__all__ = ["OTHER_COMMANDS", "TRAINER_COMMANDS", "WordParser", "number", "short_help"]
-
 TRAINER_COMMANDS = {
     "fit": "train a federation and report its test accuracies",
     "validate": "evaluate a checkpoint on the clients' validation parts",

@@ -20,8 +20,6 @@ from pfl_lightning.report.writing import FORMATS, Report
 from pfl_lightning.runs.reading import find_runs, read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
 
-__all__ = ["compare", "compare_parser", "tensorboard"]
-
 SHORT_CAVEAT = (
     "p values are two-sided, with Holm's correction. Seeds are few and clients of a run share a model: the report and "
     "docs/comparing.md say how far to trust them."

@@ -9,8 +9,6 @@ from typing import Any
 
 from pfl_lightning.errors import UsageError
 
-__all__ = ["check_config_files", "load_yaml", "read_yaml"]
-
 
 def check_config_files(argv: Sequence[str]) -> None:
     """Refuse what ``--config`` names if it is a file without a mapping: the parser would not say which file it is.

@@ -34,8 +34,6 @@ from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, 
 from pfl_lightning.state.best_round import BestRound
 from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
-__all__ = ["FederatedCLI"]
-
 DESCRIPTION = """Personalized federated learning on PyTorch Lightning.
 Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods,
 `pfl compare RUN...` compares finished runs, `pfl tensorboard RUN` shows one."""

@@ -20,8 +20,6 @@ from pfl_lightning.errors import ConfigurationError, FederationError, UsageError
 from pfl_lightning.names import nearest
 from pfl_lightning.state.files import explain_output
 
-__all__ = ["main", "without_place"]
-
 REPORTED = (FederationError, ValueError, OSError, RecursionError, MemoryError, OverflowError)
 """Errors that are told in a sentence, without a traceback; Lightning's own, too."""
 

@@ -13,8 +13,6 @@ from importlib import import_module
 
 from pfl_lightning.names import nearest
 
-__all__ = ["NEAR", "OF_CLASSES", "OTHER_NAMES", "clip", "explain", "nearest_flag", "nearest_option", "shorten"]
-
 # ---------------------------------------------------------------------- names that are known
 
 _ELSEWHERE = {

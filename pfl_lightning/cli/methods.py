@@ -17,17 +17,6 @@ from pfl_lightning.cli.commands import WordParser
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
 
-__all__ = [
-    "CATALOG",
-    "COSTS",
-    "MethodCosts",
-    "MethodRow",
-    "method_rows",
-    "methods_table",
-    "print_methods",
-    "read_costs",
-]
-
 CATALOG, COSTS = (Path(__file__).with_name(f"{name}.json") for name in ("catalog", "costs"))
 """What classes say of methods, objectives and encoders; what methods cost and serve, as it was measured."""
 

@@ -18,9 +18,6 @@ from pfl_lightning.cli.messages import explain
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
 
-__all__ = ["CLIParser", "all_options", "apply_clipping", "apply_engine_option", "expand_engine_option", "help_topic"]
-
-
 CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
 
 ENGINES = {

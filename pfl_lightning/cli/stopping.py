@@ -12,8 +12,6 @@ from types import FrameType
 from pfl_lightning.errors import FederationError
 from pfl_lightning.jobs.supervision import handled_signals
 
-__all__ = ["hangup_as_sigterm", "how_to_go_on", "stopping_signal"]
-
 
 @contextmanager
 def hangup_as_sigterm() -> Iterator[list[signal.Signals]]:

@@ -24,15 +24,6 @@ from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint,
 from pfl_lightning.runs.results import as_text, csv_text
 from pfl_lightning.state.files import replace_file
 
-__all__ = [
-    "evaluation_table",
-    "personalization_table",
-    "print_evaluation",
-    "print_fit",
-    "print_personalization",
-    "write_personalization",
-]
-
 
 def print_fit(trainer: Any, federation: Federation) -> None:
     """Print a training's accuracies and where they are saved; or that it has none, and how to get them."""

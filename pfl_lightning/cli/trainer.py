@@ -29,8 +29,6 @@ from pfl_lightning.runs.folder import RunFolder, of_a_run
 from pfl_lightning.state.best_round import BestRound, LastRound
 from pfl_lightning.state.files import replace_file
 
-__all__ = ["FederatedTrainer", "SaveConfig", "checkpoint_of_job", "place_callbacks", "slurm_command"]
-
 
 class FederatedTrainer(L.Trainer):
     """Lightning's Trainer with the subcommands ``partition``, ``export`` and ``personalize``."""

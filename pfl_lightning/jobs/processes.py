@@ -20,8 +20,6 @@ from typing import Any
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs.supervision import GRACE, POLL, Job
 
-__all__ = ["LocalProcess", "LocalStarter", "RayStarter", "cores", "end_with_parent", "environment", "last_lines"]
-
 
 class LocalStarter:
     """Starts jobs as processes on this machine."""

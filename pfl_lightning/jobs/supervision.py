@@ -12,11 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = [
-    *("Ended", "Job", "Jobs", "Process", "Starter", "StoppedError"),
-    *("handled_signals", "how_it_ended", "stopping_signals"),
-]
-
 GRACE = 60.0
 """Seconds that a job has to save itself and end."""
 

@@ -15,9 +15,6 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.runner import Progress, read_progress
 
-__all__ = ["ProgressFile", "ValidationOnly"]
-
-
 METRICS = {"test": "test_accuracy/mean", "validation": "val_accuracy/mean"}
 """What of a run's metrics is shown while it runs."""
 

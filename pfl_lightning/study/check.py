@@ -19,8 +19,6 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.study.options import Config, write_yaml
 from pfl_lightning.study.plan import Run
 
-__all__ = ["check_configs", "config_errors"]
-
 
 def check_configs(runs: Sequence[Run]) -> None:
     """Parse the configs of runs as ``pfl fit`` does, and make what they name, without reading data.

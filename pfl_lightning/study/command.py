@@ -19,8 +19,6 @@ from pfl_lightning.state.files import explain_full_disk
 from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.reader import read_study
 
-__all__ = ["parse_arguments", "reproduce", "shipped_studies", "study", "study_parser"]
-
 DESCRIPTION = """Run the methods, settings and seeds of a study file (docs/studies.md), several at once, and write
 tables. The same command goes on after any interruption, and adds methods and seeds that were added to the file."""
 

@@ -25,8 +25,6 @@ from pfl_lightning.study.reader import Search, Study
 from pfl_lightning.study.runner import Runner, RunState, claim, difference, state_of, version_of
 from pfl_lightning.study.searches import NoTrialError, check_searched, search_row, with_answers, with_some_values
 
-__all__ = ["Conductor"]
-
 RUNS_OF_A_GPU = 4
 """Runs that share a GPU unless another number is asked for."""
 

@@ -22,8 +22,6 @@ from pfl_lightning.study.runner import (
     state_of,
 )
 
-__all__ = ["Display", "by_options", "counted", "print_tables"]
-
 EVERY = 1.0
 """Seconds between readings of the runs' progress."""
 

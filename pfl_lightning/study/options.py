@@ -15,11 +15,6 @@ from pfl_lightning.cli.config_files import load_yaml
 from pfl_lightning.runs.config import KNOWN_PACKAGES, equal
 from pfl_lightning.state.files import replace_file
 
-__all__ = [
-    *("Config", "as_read", "has_value", "merge", "option_of", "short_path", "value_of"),
-    *("with_option", "with_options", "write_yaml"),
-]
-
 Config = Mapping[str, Any]
 """A config, as it stands in a YAML file."""
 

@@ -25,8 +25,6 @@ from pfl_lightning.study.options import (
 )
 from pfl_lightning.study.reader import Search, Study
 
-__all__ = ["Cell", "Run", "in_folder", "plan_cells", "plan_runs", "seeded"]
-
 SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
 """Options that take the seed; those of the data where a config has them."""
 

@@ -15,8 +15,6 @@ from pfl_lightning.runs.config import equal
 from pfl_lightning.runs.results import CHOICES, FIGURES
 from pfl_lightning.study.options import Config, short_path
 
-__all__ = ["Dimension", "Published", "Search", "Study", "read_study"]
-
 NUMBER = int | float
 
 

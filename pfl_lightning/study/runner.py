@@ -26,12 +26,6 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study.options import Config, as_read, short_path, write_yaml
 from pfl_lightning.study.plan import Run
 
-__all__ = [
-    *("PROGRESS_FILE", "Progress", "RunState", "Runner", "changed_options", "claim", "difference"),
-    *("finished_folder", "flat_options", "is_in_use", "last_checkpoint", "read_progress", "run_job", "state_of"),
-    "version_of",
-]
-
 PROGRESS_FILE = "pfl_lightning.study.callbacks.ProgressFile"
 """The callback that a study gives its runs, by which they are known."""
 

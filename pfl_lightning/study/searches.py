@@ -16,8 +16,6 @@ from pfl_lightning.study.plan import Cell, seeded
 from pfl_lightning.study.reader import Search, Study
 from pfl_lightning.study.runner import flat_options
 
-__all__ = ["NoTrialError", "check_searched", "search_folder", "search_row", "with_answers", "with_some_values"]
-
 BEST = "best.yaml"
 """The options that the newest search of a cell has found, with what was searched."""
 

@@ -23,8 +23,6 @@ from pfl_lightning.study.searches import NoTrialError, check_searched
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["bound_notes", "digest", "search_options", "without_tests"]
-
 STARTUP_TRIALS = 4
 """Trials that are never ended early: the median of fewer says little."""
 
