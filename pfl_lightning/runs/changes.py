@@ -11,14 +11,7 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.runs.config import PLACES, SETTINGS, apart, changes_training, is_below, leaves
-from pfl_lightning.runs.files import (
-    CHANGES,
-    CONFIG,
-    damaged,
-    newest_config,
-    read_config,
-    read_json,
-)
+from pfl_lightning.runs.files import CHANGES, CONFIG, damaged, newest_config, read_config, read_json
 from pfl_lightning.state.files import replace_file
 
 OF_RUNS = ("seed_everything", "model", "data", "loop", "personalize", "trainer", "inspect", "results", "checkpoint")

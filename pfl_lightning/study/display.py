@@ -13,14 +13,7 @@ from rich.text import Text
 from pfl_lightning.jobs.supervision import how_it_ended
 from pfl_lightning.study.plan import Run
 from pfl_lightning.study.reader import Study
-from pfl_lightning.study.runner import (
-    Progress,
-    RunState,
-    difference,
-    finished_folder,
-    read_progress,
-    state_of,
-)
+from pfl_lightning.study.runner import Progress, RunState, difference, finished_folder, read_progress, state_of
 
 EVERY = 1.0
 """Seconds between readings of the runs' progress."""
