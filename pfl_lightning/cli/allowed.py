@@ -125,7 +125,10 @@ def _named(value: Any, option: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Namespace | Mapping):
         entries = vars(value) if isinstance(value, Namespace) else value
         if isinstance(entries.get("class_path"), str):
-            yield option, _imported(option, entries["class_path"])
+            try:
+                yield option, pkgutil.resolve_name(entries["class_path"])
+            except (ImportError, AttributeError, ValueError) as error:
+                raise UsageError(f"{option}: {entries['class_path']} cannot be imported: {error}") from error
         for name, entry in entries.items():
             within = option if name in ("init_args", "dict_kwargs") else f"{option}.{name}".lstrip(".")
             if name != "class_path":
@@ -137,10 +140,3 @@ def _named(value: Any, option: str) -> Iterator[tuple[str, Any]]:
         return
     elif callable(value) or (isinstance(value, str) and option in ENCODERS):
         yield option, value
-
-
-def _imported(option: str, path: str) -> Any:
-    try:
-        return pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{option}: {path} cannot be imported: {error}") from error

@@ -22,12 +22,13 @@ from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
 from pfl_lightning.cli.stopping import hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
-from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, checkpoint_of_job, place_callbacks, slurm_command
+from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, checkpoint_of_job, place_callbacks
 from pfl_lightning.datamodules import FederatedDataModule
 from pfl_lightning.drop_in.federate import federate
 from pfl_lightning.errors import FederationError, UsageError, refused
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.outer_callbacks import check_strategy
+from pfl_lightning.federation.preemption import slurm_job
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import last_checkpoint
 from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, runs_below
@@ -123,7 +124,8 @@ class FederatedCLI(LightningCLI):
         apply_engine_option(config)
         apply_clipping(config)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
-        self._slurm = slurm_command(self._argv)
+        job = slurm_job()
+        self._slurm = None if job is None else {"job": job, "arguments": [*self._argv]}
         if self.subcommand == "partition":
             self.run_folder = runs.base / "partition"  # nothing is written there
             return

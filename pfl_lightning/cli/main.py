@@ -92,7 +92,7 @@ def _log_warnings_plainly() -> None:
     """
     logger, handler = logging.getLogger("py.warnings"), logging.StreamHandler()
     handler.terminator = ""  # a warning ends with one
-    handler.setFormatter(_Plain())
+    handler.format = lambda record: without_place(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     logger.propagate = False
     logging.captureWarnings(True)
@@ -111,30 +111,18 @@ def without_place(text: str) -> str:
     return f"pfl: warning: {message.rstrip()}\n"
 
 
-class _Plain(logging.Formatter):
-    """Formats warnings by :func:`without_place`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return without_place(record.getMessage())
-
-
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables by which a user says how threads wait for one another."""
 
 
-def _wait_passively() -> None:
-    """Let threads that wait for one another sleep: spinning, they keep each other from cores that others use, too.
-
-    The variable is read when torch is imported, and worker processes inherit it. Nothing is done to a script that has
-    torch already.
-    """
+def _run(argv: list[str], args: list[str] | None) -> None:
+    # Threads that wait for one another sleep: spinning, they keep each other from cores that others use, too. The
+    # variable is read when torch is imported, and worker processes inherit it.
     if "torch" not in sys.modules and not any(os.environ.get(name) for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "passive"
-
-
-def _run(argv: list[str], args: list[str] | None) -> None:
-    _wait_passively()
-    _import_from_here()
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:  # a config may name modules there; those installed come first
+        sys.path.append(here)
     check_config_files(argv)
     if argv[0] in OTHER_COMMANDS:
         pkgutil.resolve_name(OTHER_COMMANDS[argv[0]][0])(argv[1:])
@@ -151,13 +139,6 @@ def _run(argv: list[str], args: list[str] | None) -> None:
         except ConfigurationError as error:  # a value without meaning may come to light when clients are made
             raise refused(error) from error
     return None
-
-
-def _import_from_here() -> None:
-    """Let configs name modules of the current folder; those that are installed come first."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
 
 
 def _topic(argv: list[str]) -> str | None:
@@ -184,29 +165,22 @@ def _help_on(topic: str, command: str) -> None:
 def _is_reported(error: Exception) -> bool:
     """Whether an error is told in a sentence; Lightning's class is not imported for that."""
     lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
-    if is_out_of_memory(error) or (isinstance(error, (RuntimeError, ZeroDivisionError)) and _is_said_by_others(error)):
+    if is_out_of_memory(error):
         return True
+    if isinstance(error, (RuntimeError, ZeroDivisionError)):  # Lightning's own, or an optimizer's or scheduler's
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        raised_in = str(frame.f_globals.get("__name__"))
+        if raised_in.startswith(("lightning.", "pytorch_lightning.", "torch.optim.")):
+            return True
     return isinstance(error, (*REPORTED, lightning.MisconfigurationException) if lightning else REPORTED)
-
-
-def _open_streams() -> None:
-    """Let what is printed vanish where standard output or error is closed; the next file would get its number."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lasts
-
-
-def _is_said_by_others(error: Exception) -> bool:
-    """Whether Lightning or an optimizer or scheduler of PyTorch has raised an error itself, of what it was given."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
-    return module.startswith(("lightning.", "pytorch_lightning.", "torch.optim."))
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``pfl``."""
     argv = sys.argv[1:] if args is None else args
-    _open_streams()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file would get its number, and what is printed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lasts
     if args is None:  # this process is pfl
         _log_warnings_plainly()
     try:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,29 +176,24 @@ def method_card(row: MethodRow) -> Table:
     table = Table(title=row.name, show_header=False)
     needs = "; ".join(NEEDS[need] for need in row.needs) or "nothing beyond a training step"
     lines = {"paper": f"{row.paper} {row.year}".strip(), "weights that travel": row.shared, "needs": needs}
-    baseline = read_costs().get("FedAvg")
-    if row.costs is not None and baseline is not None:
-        lines |= _measured(row.costs, baseline)
+    costs, baseline = row.costs, read_costs().get("FedAvg")
+    if costs is not None and baseline is not None:
+        for_each = f"{_kilobytes(costs.server_bytes_per_client)} a client"
+        lines |= {
+            "the server sends": f"{', '.join(costs.down) or 'nothing'}: {_kilobytes(costs.down_bytes)}",
+            "a client sends": f"{', '.join(costs.up) or 'nothing'}: {_kilobytes(costs.up_bytes)}",
+            "a client keeps": _kilobytes(costs.client_bytes),
+            "the server keeps": f"{_kilobytes(costs.server_bytes)}, and {for_each}",
+            "bytes of a round": f"{_bytes_beside(costs, baseline):.2f} times FedAvg's, both ways",
+            "work of a round": f"{costs.work:.2f} times FedAvg's",
+            "time of a round": "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's",
+            "clients' encoders": "may differ" if costs.unequal_encoders else "must be equal",
+            "clients that never train": f"{100 * costs.novel_accuracy:.0f} % of ten classes (digits, IID)",
+        }
     for name, value in {**lines, "LightningModules": MODULES[row.modules]}.items():
         table.add_row(name, value)
     table.caption = "sizes with FedPAC's CNN (430,760 bytes) and 10 classes"
     return table
-
-
-def _measured(costs: MethodCosts, baseline: MethodCosts) -> Mapping[str, str]:
-    for_each = f"{_kilobytes(costs.server_bytes_per_client)} a client"
-    time = "not measured" if costs.time is None else f"{costs.time:.2f} times FedAvg's"
-    return {
-        "the server sends": f"{', '.join(costs.down) or 'nothing'}: {_kilobytes(costs.down_bytes)}",
-        "a client sends": f"{', '.join(costs.up) or 'nothing'}: {_kilobytes(costs.up_bytes)}",
-        "a client keeps": _kilobytes(costs.client_bytes),
-        "the server keeps": f"{_kilobytes(costs.server_bytes)}, and {for_each}",
-        "bytes of a round": f"{_bytes_beside(costs, baseline):.2f} times FedAvg's, both ways",
-        "work of a round": f"{costs.work:.2f} times FedAvg's",
-        "time of a round": time,
-        "clients' encoders": "may differ" if costs.unequal_encoders else "must be equal",
-        "clients that never train": f"{100 * costs.novel_accuracy:.0f} % of ten classes (digits, IID)",
-    }
 
 
 def _kilobytes(number: int) -> str:

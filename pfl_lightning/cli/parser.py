@@ -17,6 +17,7 @@ from pfl_lightning import datamodules, engines, methods, self_supervised  # noqa
 from pfl_lightning.cli.messages import explain
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
+from pfl_lightning.runs.config import is_below
 
 CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
 
@@ -117,7 +118,7 @@ class CLIParser(LightningArgumentParser):
             return str(super().format_help(*args, **options))
         formatter = self._get_formatter()
         for group in self._action_groups:
-            chosen = [a for a in group._group_actions if any(_is_below(o, topic) for o in a.option_strings)]
+            chosen = [a for a in group._group_actions if any(is_below(o.lstrip("-"), topic) for o in a.option_strings)]
             if chosen:
                 formatter.start_section(group.title)
                 formatter.add_arguments(chosen)
@@ -132,10 +133,6 @@ class CLIParser(LightningArgumentParser):
         message = explain(message, all_options(self), self._command)
         sys.stderr.write(f"pfl: {message}\n(all options: pfl SUBCOMMAND --help all)\n")
         self.exit(2)
-
-
-def _is_below(option: str, topic: str) -> bool:
-    return f"{option.lstrip('-')}.".startswith(f"{topic}.")
 
 
 def all_options(parser: Any) -> Iterator[str]:

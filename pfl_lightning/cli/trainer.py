@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.own_models import export_clients
-from pfl_lightning.federation.preemption import slurm_job
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, listed_some, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
@@ -161,7 +159,8 @@ def place_callbacks(trainer: L.Trainer, folder: Path, slurm: dict[str, Any] | No
     Args:
         trainer: The Trainer, with all other callbacks.
         folder: The run's folder; a callback with a folder of its own keeps that.
-        slurm: What :func:`slurm_command` says.
+        slurm: The job of SLURM that the process belongs to, with the command's words: a job that fits several seeds
+            has several commands. ``None`` outside of one.
         checkpoints: Whether the Trainer writes checkpoints.
     """
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -185,23 +184,11 @@ def place_callbacks(trainer: L.Trainer, folder: Path, slurm: dict[str, Any] | No
     callbacks.sort(key=lambda one: isinstance(one, Checkpoint) and not isinstance(one, BestRound))
 
 
-def slurm_command(argv: Sequence[str]) -> dict[str, Any] | None:
-    """The job of SLURM that this process belongs to, with the command line; ``None`` outside of one.
-
-    A job that fits several seeds has several commands. The job's number has that of the task for an array.
-
-    Args:
-        argv: The command's words.
-    """
-    job = slurm_job()
-    return None if job is None else {"job": job, "arguments": [*argv]}
-
-
 def checkpoint_of_job(command: dict[str, Any], runs: RunFolder) -> Path | None:
     """The last round of the run that a command began before SLURM started its job again, if it did.
 
     Args:
-        command: What :func:`slurm_command` says.
+        command: The job with the command's words.
         runs: Where its runs lie.
     """
     for run in reversed(runs.versions()) if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else ():
