@@ -42,17 +42,8 @@ class Job:
         return [sys.executable, "-m", "pfl_lightning.jobs.processes", *self.argv]
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A job whose process has ended.
-
-    Attributes:
-        job: The job.
-        code: Exit code; below 0 for the signal that ended it.
-    """
-
-    job: Job
-    code: int
+Ended = tuple[Job, int]
+"""A job whose process has ended, and its exit code; below 0 for the signal that ended it."""
 
 
 class Process(Protocol):
@@ -155,10 +146,10 @@ class Jobs:
             if time.monotonic() > deadline:
                 self._running[job].kill()
         codes = {job: process.poll() for job, process in self._running.items()}
-        found = [Ended(job, code) for job, code in codes.items() if code is not None]
-        for ended in found:
-            del self._running[ended.job]
-            self._deadlines.pop(ended.job, None)
+        found = [(job, code) for job, code in codes.items() if code is not None]
+        for job, _ in found:
+            del self._running[job]
+            self._deadlines.pop(job, None)
             self._ask = 0.0
         return found
 

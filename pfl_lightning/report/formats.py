@@ -41,16 +41,13 @@ TESTED = {
 
 def markdown_table(table: TextTable) -> str:
     """The table in Markdown, below its title; the best figures are bold."""
-    rows = [map(_markdown_text, table.headings), *(map(_markdown_cell, line) for line in table.lines)]
+    rows = [[_markdown_text(heading) for heading in table.headings]]
+    for line in table.lines:
+        rows.append([f"**{_markdown_text(cell.text)}**" if cell.best else _markdown_text(cell.text) for cell in line])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, "|---|" + "---:|" * (len(table.headings) - 1))
     title = [f"**{_markdown_text(table.title)}**", ""] if table.title else []
     return "\n".join([*title, *lines, ""])
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = _markdown_text(cell.text)
-    return f"**{text}**" if cell.best else text
 
 
 def _markdown_text(text: str) -> str:

@@ -220,7 +220,11 @@ def row_labels(block: Sequence[Group]) -> list[str]:
     firsts = [row[0] for row in block]
     names = [_name(row) for row in block]
     known = [run.options for run in firsts if run.config]  # what a run without a config had is not known
-    everywhere = [path for path in differing(known) if _tells(path)] if known else []
+    # Not the options of methods, and not those with a column.
+    others = ("model.method", "personalize")
+    everywhere = (
+        [path for path in differing(known) if not path.startswith(others) and path != "rounds"] if known else []
+    )
     labels = []
     for row, name in zip(block, names, strict=True):
         of_study = any(run.place is not None for run in row)
@@ -240,11 +244,6 @@ def row_labels(block: Sequence[Group]) -> list[str]:
 def _name(row: Group) -> str:
     """What a study calls a row; the method of other rows."""
     return next((run.place.row for run in row if run.place is not None), row[0].method)
-
-
-def _tells(path: str) -> bool:
-    """Whether an option of a run names it beside its method: not those of methods, and not those with a column."""
-    return not path.startswith(("model.method", "personalize")) and path != "rounds"
 
 
 def values_of(options: Mapping[str, Any], paths: Sequence[str]) -> list[str]:

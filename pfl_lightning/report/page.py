@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from pfl_lightning.report.rows import MeasuredRow
-from pfl_lightning.report.tables import Cell, TextTable, texts
+from pfl_lightning.report.tables import TextTable, texts
 from pfl_lightning.runs.results import FinishedRun
 
 if TYPE_CHECKING:
@@ -55,18 +55,15 @@ def html_page(
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
     ]
     if figure is not None:
-        parts.append(f'<h2>Curves</h2>\n<img alt="Learning curves" src="data:image/svg+xml;base64,{_svg(figure)}">')
+        import matplotlib
+
+        file = io.BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "pfl_lightning"}):  # the same page of the same results
+            figure.savefig(file, format="svg", metadata={"Date": None})
+        picture = base64.b64encode(file.getvalue()).decode()
+        parts.append(f'<h2>Curves</h2>\n<img alt="Learning curves" src="data:image/svg+xml;base64,{picture}">')
     parts += ["<h2>Settings</h2>", *(_runs(row) for row in rows if row.runs), "</body>\n</html>\n"]
     return "\n".join(parts)
-
-
-def _svg(figure: Figure) -> str:
-    import matplotlib
-
-    file = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "pfl_lightning"}):  # the same page of the same results
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _runs(row: MeasuredRow) -> str:
@@ -90,10 +87,8 @@ def html_table(table: TextTable) -> str:
     """The table as an element of a page."""
     title = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
-    body = "\n".join(f"<tr>{''.join(map(_cell, line))}</tr>" for line in table.lines)
+    texts = [
+        [f"<b>{escape(cell.text)}</b>" if cell.best else escape(cell.text) for cell in line] for line in table.lines
+    ]
+    body = "\n".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in texts)
     return f"<table>{title}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
-
-
-def _cell(cell: Cell) -> str:
-    text = escape(cell.text)
-    return f"<td><b>{text}</b></td>" if cell.best else f"<td>{text}</td>"

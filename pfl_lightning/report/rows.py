@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.runs.files import PERSONALIZED, RESULTS
 from pfl_lightning.runs.reading import read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun, HistoryEntry
 
@@ -118,29 +119,26 @@ class MeasuredRow:
 
 def measure(rows: Sequence[Row], settings: ReportSettings) -> list[MeasuredRow]:
     """Read the runs of rows; runs without the headline's results, and unfinished ones, are left out as missing."""
-    return [_measure(row, settings) for row in rows]
-
-
-def _measure(row: Row, settings: ReportSettings) -> MeasuredRow:
-    runs, without = [], 0
-    for folder in row.runs:
-        if not any((folder / name).is_file() for name in ("results.json", "personalized.json")):
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the row says how many are missing
+    found = []
+    for row in rows:
+        runs, without = [], 0
+        for folder in row.runs:
+            if not any((folder / name).is_file() for name in (RESULTS, PERSONALIZED)):
+                continue
             try:
-                run = read_run(folder, settings.choice)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)  # the row says how many are missing
+                    run = read_run(folder, settings.choice)
             except ConfigurationError as error:
-                damaged = f"left out of the table: {error}"
-                run = None
-        if run is None:
-            warnings.warn(damaged, stacklevel=2)
-        elif run.finished and _has_figure(run, settings.figure):
-            runs.append(run)
-        else:
-            without += run.finished
-    planned = len(row.runs) if row.planned is None else row.planned
-    return MeasuredRow(row.label, row.setting, tuple(runs), planned, row.published, row.trials, without)
+                warnings.warn(f"left out of the table: {error}", stacklevel=2)
+                continue
+            if run.finished and _has_figure(run, settings.figure):
+                runs.append(run)
+            else:
+                without += run.finished
+        planned = len(row.runs) if row.planned is None else row.planned
+        found.append(MeasuredRow(row.label, row.setting, tuple(runs), planned, row.published, row.trials, without))
+    return found
 
 
 def _has_figure(run: FinishedRun, figure: str) -> bool:

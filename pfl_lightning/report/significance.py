@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pfl_lightning.report.rows import MeasuredRow, blocks
 from pfl_lightning.runs.results import FinishedRun
@@ -92,12 +92,8 @@ def signed_rank_test(differences: ArrayLike) -> float:
         return 1.0
     if len(values) > LARGEST_EXACT:
         return float(stats.wilcoxon(values, method="approx").pvalue)
-    return _exact_signed_rank(values, stats.rankdata(np.abs(values)))
-
-
-def _exact_signed_rank(values: NDArray[np.float64], ranks: NDArray[np.float64]) -> float:
-    """Share of all signs whose sum of positive ranks is as far from its middle; also right with ties."""
-    doubled = (2 * ranks).round().astype(int)  # shared ranks are halves
+    # Share of all signs whose sum of positive ranks is as far from its middle; also right with ties.
+    doubled = (2 * stats.rankdata(np.abs(values))).round().astype(int)  # shared ranks are halves
     chances = np.zeros(doubled.sum() + 1)  # of each sum, every sign being as likely
     chances[0] = 1.0
     for rank in doubled:
@@ -170,15 +166,11 @@ def _pairs(runs: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> list[t
     )
     for key in keys:
         paired = {id(run) for pair in found for run in pair}
-        ours, theirs = (_alone([run for run in some if id(run) not in paired], key) for some in (runs, others))
-        found += [(run, theirs[what]) for what, run in ours.items() if what in theirs]
+        ours, theirs = ([run for run in some if id(run) not in paired] for some in (runs, others))
+        times = Counter(map(key, ours)), Counter(map(key, theirs))
+        alone = [(run, other) for run in ours for other in theirs if key(run) == key(other)]
+        found += [pair for pair in alone if all(some[key(pair[0])] == 1 for some in times)]
     return sorted(found, key=lambda pair: [id(run) for run in runs].index(id(pair[0])))
-
-
-def _alone(runs: Sequence[FinishedRun], key: Callable[[FinishedRun], object]) -> dict[object, FinishedRun]:
-    """Runs by a key that no other run has."""
-    times = Counter(map(key, runs))
-    return {key(run): run for run in runs if times[key(run)] == 1}
 
 
 def _partition(run: FinishedRun) -> tuple[object, object]:
@@ -255,7 +247,12 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     order = np.argsort(averages, kind="stable")
     labels = tuple(common[index] for index in order)
     sorted_ranks = tuple(tuple(map(float, ranks[index])) for index in order)
-    return Ranking(tuple(means), labels, sorted_ranks, tuple(map(float, averages[order])), _friedman(table))
+    p_value = math.nan
+    if (table == table[0]).all() and min(table.shape) >= 3:  # all methods equal
+        p_value = 1.0
+    elif min(table.shape) >= 3:
+        p_value = float(stats.friedmanchisquare(*table).pvalue)
+    return Ranking(tuple(means), labels, sorted_ranks, tuple(map(float, averages[order])), p_value)
 
 
 def _settings_of(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
@@ -267,14 +264,3 @@ def _settings_of(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
         if len(done) > len(found.get(setting, [])):
             found[setting] = done
     return found
-
-
-def _friedman(table: np.ndarray) -> float:
-    from scipy import stats
-
-    methods, settings = table.shape
-    if methods < 3 or settings < 3:
-        return math.nan
-    if (table == table[0]).all():  # all methods equal
-        return 1.0
-    return float(stats.friedmanchisquare(*table).pvalue)

@@ -220,13 +220,10 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     for path in paths:
         parts = path.split(".")
         ends = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]
-        fitting = (end for end in ends if not end[0].isdigit() and not any(_ends(o, end) for o in paths if o != path))
+        others = [f".{other}" for other in paths if other != path]
+        fitting = (end for end in ends if not (end[0].isdigit() or any(one.endswith(f".{end}") for one in others)))
         found[path] = next(fitting, path)
     return found
-
-
-def _ends(path: str, end: str) -> bool:
-    return f".{path}".endswith(f".{end}")
 
 
 def show(value: Any) -> str:

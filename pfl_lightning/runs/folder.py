@@ -157,8 +157,9 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
             folder = folder or runs.new()
             held = RunLock(folder) if lock else None
         with held or nullcontext(), explain_full_disk(folder), explain_output():
-            if held is not None and held.is_held:
-                _remove_half_written(folder)
+            if held is not None and held.is_held:  # nobody else writes there, and a killed process finishes nothing
+                for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
+                    path.unlink(missing_ok=True)
             yield folder
     finally:
         if known is None and folder is not None and all(path.name.startswith(LOGS) for path in folder.glob("*")):
@@ -166,12 +167,6 @@ def run_folder(runs: RunFolder, known: Path | None, *, lock: bool) -> Iterator[P
             if first:
                 with suppress(OSError):  # not empty
                     runs.base.rmdir()
-
-
-def _remove_half_written(folder: Path) -> None:
-    """Remove what a killed process had not finished; while the folder is locked, nobody else writes there."""
-    for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
-        path.unlink(missing_ok=True)
 
 
 def chosen_checkpoint(

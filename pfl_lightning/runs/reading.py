@@ -98,7 +98,11 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
                 f"{path} has format {format}, this version of pfl_lightning reads format {FORMAT}: "
                 "pfl-lightning==0.3.0 reads format 1, a later version later ones"
             )
-        found = _trained(folder, content, choice) if trained else _personalized_only(folder, content)
+        if trained:
+            found = _trained(folder, content, choice)
+        else:  # clients were personalized from a model that was not trained
+            number = sum(int(content[name]["num_clients"]) for name in ("participating", "novel") if name in content)
+            found = {"rounds": int(content.get("round") or 0), "num_clients": number, **_personalized(folder)}
         run = FinishedRun(path=folder, place=study_place(folder), **_facts(folder, content), **found)
     except ConfigurationError:
         raise
@@ -178,13 +182,6 @@ def _tested_afterwards(
         return None
     clients = client_accuracies(folder / EVALUATIONS[TEST], "test_accuracy", found["test"], "0")
     return _evaluation(content["evaluated"], found["test"], clients, found["round"])
-
-
-def _personalized_only(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """A run whose clients were personalized from a model that was not trained."""
-    groups = [content[name] for name in ("participating", "novel") if name in content]
-    number = sum(int(group["num_clients"]) for group in groups)
-    return {"rounds": int(content.get("round") or 0), "num_clients": number, **_personalized(folder)}
 
 
 def _evaluation(

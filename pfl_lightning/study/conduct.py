@@ -125,9 +125,22 @@ class Conductor:
             self._handle_changed()
         self._print_plan()
         runs = [run for run in self._asked_runs() if state_of(run) in (RunState.NEW, RunState.UNFINISHED)]
-        failed = self._play(runs) if runs else {}
+        failed = dict[str, str]()
+        if runs:
+            asked, arguments = self._asked_runs(), self.arguments
+            done = {run.name for run in asked if state_of(run) is RunState.DONE}
+            with Display(asked, done, self.console) as display:
+                runner = Runner(self.starter, display, self.processes, arguments.threads, arguments.retry)
+                failed = runner.play(runs)
         self.report(failed)
-        return self._exit_code(failed)
+        if failed:
+            hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
+            hint += ". Exit code 2: a run refuses its options" * any(why.endswith("code 2") for why in failed.values())
+            self._print(
+                f"pfl: {counted(len(failed), 'run')} failed and are missing in the table: {'; '.join(failed)}. The "
+                f"same command tries them again, after the last checkpoint{hint}"
+            )
+        return int(bool(failed or self._failed_searches))
 
     # ------------------------------------------------------------------ the steps of a run
 
@@ -194,23 +207,6 @@ class Conductor:
         for line in (f"{row}: the search took {options}", *(f"  {note}" for note in bound_notes(found, search.space))):
             self._print(line)
         return found
-
-    def _play(self, runs: Sequence[Run]) -> dict[str, str]:
-        asked = self._asked_runs()
-        done = {run.name for run in asked if state_of(run) is RunState.DONE}
-        with Display(asked, done, self.console) as display:
-            arguments = self.arguments
-            return Runner(self.starter, display, self.processes, arguments.threads, arguments.retry).play(runs)
-
-    def _exit_code(self, failed: Mapping[str, str]) -> int:
-        if failed:
-            hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
-            hint += ". Exit code 2: a run refuses its options" * any(why.endswith("code 2") for why in failed.values())
-            self._print(
-                f"pfl: {counted(len(failed), 'run')} failed and are missing in the table: {'; '.join(failed)}. The "
-                f"same command tries them again, after the last checkpoint{hint}"
-            )
-        return int(bool(failed or self._failed_searches))
 
     # ------------------------------------------------------------------ where runs take place
 

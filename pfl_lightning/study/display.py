@@ -40,7 +40,6 @@ class Display:
         self._status = console.status("")
         self._read, self._line = 0.0, time.monotonic()
         self._waited = False
-        self._logged: set[str] = set()  # ends of logs
         self._began: float | None = None
         self._played = 0  # rounds of this call
         known = {run.name: read_progress(run.progress_file) for run in runs}
@@ -76,8 +75,7 @@ class Display:
         self.active.pop(run.name, None)
         if not again:
             self.broken.add(run.name)
-        why = f": {'as a run above' if lines in self._logged else lines}" if lines else ""
-        self._logged.add(lines)
+        why = f": {lines}" if lines else ""
         again_too = ". It is tried again" if again else ""
         self._log(f"{run.name} {how_it_ended(code)}{again_too}{why}\n  (log: {run.log})")
 

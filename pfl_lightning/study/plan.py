@@ -122,7 +122,11 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
             config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
-            search = _search_of(study, method)
+            search = study.search
+            if search is not None and search.methods and method not in search.methods:
+                search = None
+            if search is not None and search.own:
+                search = replace(search, space={**search.space, **search.own[method]}, methods=(), own={})
             for label, point in _grid_points(study.grid):
                 varied = with_options(config, point)
                 for path, text in run_options:
@@ -134,13 +138,6 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
     _check_folders(cells)
     _check_figures(study, cells)
     return cells
-
-
-def _search_of(study: Study, method: str) -> Search | None:
-    search = study.search
-    if search is None or (search.methods and method not in search.methods):
-        return None
-    return replace(search, space={**search.space, **search.own[method]}, methods=(), own={}) if search.own else search
 
 
 def plan_runs(study: Study, cells: Sequence[Cell], output: Path) -> list[Run]:

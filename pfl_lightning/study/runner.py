@@ -7,7 +7,7 @@ import json
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import ConfigurationError, RunLockedError, UsageError
 from pfl_lightning.jobs.processes import last_lines
-from pfl_lightning.jobs.supervision import Ended, Job, Jobs, Starter, how_it_ended
+from pfl_lightning.jobs.supervision import Job, Jobs, Starter, how_it_ended
 from pfl_lightning.runs.changes import OF_RUNS, Change, diff, listed_some
 from pfl_lightning.runs.config import SETTINGS, is_below, leaves, same_options
 from pfl_lightning.runs.files import CONFIG, read_config, resumed_configs
@@ -150,27 +150,16 @@ def last_checkpoint(run: Run) -> Path | None:
     return checkpoint_of(version) if version is not None and checkpoint_of(version).is_file() else None
 
 
-def is_in_use(run: Run) -> bool:
-    """Whether a process trains the run, such as one that a killed study has left."""
-    for version in RunFolder(run.folder).versions():
-        try:
-            RunLock(version).release()
-        except RunLockedError:
-            return True
-    return False
-
-
 def claim(run: Run) -> RunLock | None:
     """The lock of a run; ``None`` while another process has it, such as one that a killed study has left."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = RunLock(run.folder)
-    except RunLockedError:
-        return None
-    if is_in_use(run):
-        lock.release()
-        return None
-    return lock
+    with ExitStack() as held, suppress(RunLockedError):
+        lock = held.enter_context(RunLock(run.folder))
+        for version in RunFolder(run.folder).versions():
+            RunLock(version).release()
+        held.pop_all()
+        return lock
+    return None
 
 
 @dataclass(frozen=True)
@@ -253,7 +242,7 @@ class Runner:
                     if ended is None:
                         self.display.tick()
                     else:
-                        self._note(ended, failed)
+                        self._note(*ended, failed)
         finally:
             for job in [*self._active]:
                 self._leave(job)
@@ -298,18 +287,18 @@ class Runner:
         self.display.started(run, "--ckpt_path" in job.argv)
         return job
 
-    def _note(self, ended: Ended, failed: dict[str, str]) -> None:
+    def _note(self, job: Job, code: int, failed: dict[str, str]) -> None:
         """Take note of a run whose process has ended."""
-        run = self._active[ended.job][0]
-        if self._leave(ended.job):
+        run = self._active[job][0]
+        if self._leave(job):
             return
         failures = self._failures[run.name] = self._failures.get(run.name, 0) + 1
-        again = failures <= self.retry and ended.code != REFUSED
-        self.display.failed(run, ended.code, last_lines(run.log), again)
+        again = failures <= self.retry and code != REFUSED
+        self.display.failed(run, code, last_lines(run.log), again)
         if again:
             self._waiting.append(run)
         else:
-            failed[run.name] = how_it_ended(ended.code)
+            failed[run.name] = how_it_ended(code)
 
     def _leave(self, job: Job) -> bool:
         """Let a run go whose process has ended; whether it is done."""

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 STARTUP_TRIALS = 4
 """Trials that are never ended early: the median of fewer says little."""
-
-LINE_EVERY = 60.0
-"""Seconds between two lines about trials that run."""
 
 NEAR = 0.05
 """How much of a range, on its scale, counts as its end."""
@@ -56,7 +52,7 @@ def search_options(
         choice: ``"last"`` for the accuracy of the last evaluated round, otherwise the highest one of a round.
         processes: Trials at once.
         threads: Threads of each.
-        log: Prints a line about each trial that ends, and about those that run.
+        log: Prints a line about each trial that ends.
 
     Returns:
         The best values by path of option.
@@ -103,14 +99,13 @@ class _Trials:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.search, self.folder, self.choice, self.log = search, folder, choice, log
-        self.rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
+        rounds = int(option_of(config, "trainer.max_epochs", 1000) or 1000)
         self.name = digest(search, config, choice)
         self.config = without_tests(config)
         self._asked: dict[int, optuna.trial.Trial] = {}
         self._active: dict[int, Run] = {}
         self._pruned: set[int] = set()
-        self._logged = time.monotonic()
-        median = optuna.pruners.MedianPruner(STARTUP_TRIALS, max(self.rounds // 4, 1))
+        median = optuna.pruners.MedianPruner(STARTUP_TRIALS, max(rounds // 4, 1))
         self.study = optuna.create_study(
             study_name=self.name,
             storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
@@ -160,9 +155,6 @@ class _Trials:
             if progress.round <= _rounds(self.study.trials[number]):  # again after a resume
                 continue
             self._asked[number].report(progress.validation, progress.round)
-            if time.monotonic() - self._logged >= LINE_EVERY:
-                far = f"round {progress.round}/{self.rounds}, validation {100 * progress.validation:.2f} %"
-                self._log(f"trial {number}: {far}")
             if self._asked[number].should_prune():
                 self._pruned.add(number)
                 self.runner.end(run)
@@ -186,7 +178,7 @@ class _Trials:
             state = TrialState.COMPLETE
         value = accuracy if state is TrialState.COMPLETE else None
         self.study.tell(self._asked[number], value, state=state, skip_if_finished=True)
-        self._log(self._outcome(number))
+        self.log(self._outcome(number))
         for checkpoints in run.folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
             shutil.rmtree(checkpoints, ignore_errors=True)
 
@@ -200,10 +192,6 @@ class _Trials:
         best = _best(done)
         so_far = f", best {100 * best['accuracy']:.2f} % by trial {best['number']}" if best is not None else ""
         return f"trial {number} {how}{score} with {options} ({len(done)} of {self.search.trials} done{so_far})"
-
-    def _log(self, text: str) -> None:
-        self._logged = time.monotonic()
-        self.log(text)
 
     def _drawn(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The options that optuna has drawn; it knows choices by their numbers."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pfl_lightning.jobs import supervision
-from pfl_lightning.jobs.supervision import Ended, Job, Jobs
+from pfl_lightning.jobs.supervision import Job, Jobs
 
 JOBS = [Job(("fit", str(number)), Path("log.txt")) for number in range(4)]
 
@@ -47,13 +47,13 @@ def test_as_many_at_once_as_there_is_room_for():
     starter = Starter(*(Process(looks) for looks in (3, 1, 1, 0)))
     jobs = Jobs(starter, 2)
     found = [ended for ended in jobs.run(iter(JOBS)) if ended is not None]
-    assert found == [Ended(JOBS[number], 0) for number in (1, 0, 2, 3)]
+    assert found == [(JOBS[number], 0) for number in (1, 0, 2, 3)]
     assert starter.started == JOBS
 
 
 def test_a_job_is_asked_for_again_while_there_is_none():
     starter = Starter(Process(0))
-    assert Ended(JOBS[0], 0) in list(Jobs(starter).run(iter([None, None, JOBS[0]])))
+    assert (JOBS[0], 0) in list(Jobs(starter).run(iter([None, None, JOBS[0]])))
 
 
 @pytest.mark.parametrize(("obeys", "code"), [(True, -15), (False, -9)])
@@ -65,7 +65,7 @@ def test_a_job_that_is_ended_early_and_does_not_obey_is_killed(monkeypatch, obey
             found.append(ended)
         elif not found and not jobs._deadlines:
             jobs.end(JOBS[0])
-    assert found == [Ended(JOBS[0], code)]
+    assert found == [(JOBS[0], code)]
 
 
 def test_what_runs_is_ended_when_nobody_looks_any_more():

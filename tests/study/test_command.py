@@ -199,7 +199,7 @@ def test_a_failed_run_is_missing_in_the_table(tmp_path, play, capsys):
     assert code == 1
     said = capsys.readouterr().out
     assert "FedPer, seed 0 failed with exit code 1: pfl: exit 1 was asked for" in said
-    assert "FedPer, seed 1 failed with exit code 1: as a run above" in said
+    assert "FedPer, seed 1 failed with exit code 1: pfl: exit 1 was asked for" in said
     assert "2 runs failed and are missing in the table: FedPer, seed 0; FedPer, seed 1" in said
     table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())
     assert table[1] == "Missing: FedPer, seeds 0, 1 (failed with exit code 1)."

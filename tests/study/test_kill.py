@@ -17,11 +17,19 @@ from _helpers.pretended_study import after_a_round
 from _helpers.studies import METHODS, write_study
 
 from pfl_lightning.study import plan_cells, plan_runs, read_study
-from pfl_lightning.study.runner import RunState, is_in_use, state_of
+from pfl_lightning.study.runner import RunState, claim, state_of
 
 TESTS = Path(__file__).parents[1]
 FOUR = METHODS | {name: {"model": {"method": {"class_path": name}}} for name in ("FedPAC", "LocalOnly")}
 PRETENDED, REAL = "_helpers.pretended_study", "_helpers.plain_report"
+
+
+def is_in_use(run):
+    """Whether another process has it."""
+    lock = claim(run)
+    if lock is not None:
+        lock.release()
+    return lock is None
 
 
 def start(module, study, output, *words):
