@@ -220,11 +220,8 @@ def row_labels(block: Sequence[Group]) -> list[str]:
     firsts = [row[0] for row in block]
     names = [_name(row) for row in block]
     known = [run.options for run in firsts if run.config]  # what a run without a config had is not known
-    # Not the options of methods, and not those with a column.
-    others = ("model.method", "personalize")
-    everywhere = (
-        [path for path in differing(known) if not path.startswith(others) and path != "rounds"] if known else []
-    )
+    without = ("model.method", "personalize", "rounds")  # of methods, and of a column
+    everywhere = [path for path in differing(known) if not path.startswith(without)] if known else []
     labels = []
     for row, name in zip(block, names, strict=True):
         of_study = any(run.place is not None for run in row)

@@ -87,8 +87,7 @@ def html_table(table: TextTable) -> str:
     """The table as an element of a page."""
     title = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
-    texts = [
-        [f"<b>{escape(cell.text)}</b>" if cell.best else escape(cell.text) for cell in line] for line in table.lines
-    ]
-    body = "\n".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in texts)
+    marked = {True: "<td><b>{}</b></td>", False: "<td>{}</td>"}
+    rows = ("".join(marked[cell.best].format(escape(cell.text)) for cell in line) for line in table.lines)
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     return f"<table>{title}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
