@@ -49,6 +49,7 @@ class FederatedCLI(LightningCLI):
             args = expand_engine_option(self._argv)
         else:
             self._argv = []
+        self._typed = self._argv[0] if self._argv else ""  # which is a subcommand where there is one
         self._held = ExitStack()  # the run's folder
         with self._held:
             super().__init__(
@@ -77,11 +78,6 @@ class FederatedCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser that knows which subcommand was typed."""
         return super().init_parser(**{"command": self._typed, **kwargs})
-
-    @property
-    def _typed(self) -> str:
-        """The first word, which is a subcommand where there is one."""
-        return self._argv[0] if self._argv else ""
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Give the options to the subcommand that was typed alone: those of all would take most of the start."""

@@ -55,7 +55,8 @@ def print_evaluation(trainer: Any, federation: Federation, name: Literal["test",
         none = f"{limit} is 0" if getattr(trainer, limit) == 0 else f"No client has a {part} part"
         print(f"{none}: nothing was evaluated")
     elif (folder / f"{name}.json").is_file() and not trainer.fast_dev_run:
-        Console().print(evaluation_table(federation, part))
+        title = f"{federation.method_name}: {score_name(federation, part)}, in %"
+        Console().print(evaluation_table(title, federation, part))
         print(f"Results: {folder}/{name}.json, {name}_clients.csv")
 
 
@@ -98,20 +99,17 @@ def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[i
 
 
 def personalization_table(federation: Federation, personalization: Personalization) -> Table:
-    """Mean, spread and extremes of the test accuracies, in %."""
+    """That of the test accuracies after a personalization."""
     if not personalization.adapts:
-        return _table(f"{federation.method_name}, as trained: {score_name(federation, 'test')}, in %", federation)
+        title = f"{federation.method_name}, as trained: {score_name(federation, 'test')}, in %"
+        return evaluation_table(title, federation)
     how = personalization.train + ", augmented" * personalization.augment
     how += f", {personalization.epochs} epoch" + "s" * (personalization.epochs > 1)
-    return _table(f"{federation.method_name}, personalized ({how}): test accuracy, in %", federation)
+    return evaluation_table(f"{federation.method_name}, personalized ({how}): test accuracy, in %", federation)
 
 
-def evaluation_table(federation: Federation, part: Part) -> Table:
-    """The same of the models that a test or a validation has evaluated."""
-    return _table(f"{federation.method_name}: {score_name(federation, part)}, in %", federation, part)
-
-
-def _table(title: str, federation: Federation, part: Part = "test") -> Table:
+def evaluation_table(title: str, federation: Federation, part: Part = "test") -> Table:
+    """Mean, spread and extremes of the accuracies on a part of the clients' data, in %."""
     table = Table(title=title)
     for column in ("clients", "mean", "std", "variance", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "clients" else "right")

@@ -195,17 +195,6 @@ def handled_signals(
             signal.signal(number, found)
 
 
-@contextmanager
-def stopping_signals() -> Iterator[None]:
-    """Inside, a signal that stops raises a :class:`StoppedError`, apart from where :class:`Jobs` notes it."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise StoppedError(signal.Signals(number))
-
-    with handled_signals(stop):
-        yield
-
-
 def how_it_ended(code: int) -> str:
     """What an exit code means.
 

@@ -74,13 +74,10 @@ class RunFolder:
         versions.sort(key=lambda version: apart[version])  # the newest first of those that are as near
         found = {version: path for version in versions if (path := _checkpoint(version, wanted)) is not None}
         if not found:
-            lasts = wanted == "best" and any(last_checkpoint(version).is_file() for version in versions)
             raise CheckpointError(
-                f"--ckpt_path best: no run in {self.base} has a best round, which is chosen on the clients' validation "
-                "parts (data.init_args.validation_share); take --ckpt_path last"
-                if lasts
-                else f"--ckpt_path {wanted}: no checkpoint in {self.base}/version_*/checkpoints; "
-                "run `pfl fit` with the same --run_dir first, or give the path of a checkpoint"
+                f"--ckpt_path {wanted}: there is none in {self.base}/version_*/checkpoints. `pfl fit` with the same "
+                "--run_dir writes the last one, and a best one where clients have validation parts "
+                "(data.init_args.validation_share); or give the path of a checkpoint"
             )
         version = next(iter(found))
         if version != versions[0]:

@@ -35,13 +35,8 @@ OF_A_RUN = (
 )
 """First parts of the options that go to each run."""
 
-INSTEAD = {
-    "--config": "configs that every run starts from are the base of the study file",
-    "--ckpt_path": "runs go on by themselves",
-    "--resume": "runs go on by themselves",
-    "--run_dir": "the folder of a study is --output",
-}
-"""What a study has in place of options of a run."""
+OF_A_STUDY = ("--config", "--ckpt_path", "--resume", "--run_dir")
+"""Options in whose place a study has its own."""
 
 
 def study(args: list[str]) -> None:
@@ -182,6 +177,9 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
         return
     elsewhere = [option for option in OTHER_NAMES.values() if option.partition(".")[0] in OF_A_RUN]
     near = nearest_flag(name, known).removeprefix("--") or nearest_option(name, [*OF_A_RUN, *elsewhere])
-    hint = f"did you mean --{near}?" if near else ""
-    where = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
-    raise UsageError(f"unknown option {name}: {INSTEAD.get(name) or hint or where}")
+    hint = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
+    if name in OF_A_STUDY:
+        hint = "of a study, configs are the base in its file, runs go on by themselves, and its folder is --output"
+    elif near:
+        hint = f"did you mean --{near}?"
+    raise UsageError(f"unknown option {name}: {hint}")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.jobs.processes import LocalStarter, cores
-from pfl_lightning.jobs.supervision import Starter, StoppedError, stopping_signals
+from pfl_lightning.jobs.supervision import Starter, StoppedError, handled_signals
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.study.display import Display, by_options, counted, print_tables
@@ -108,8 +110,12 @@ class Conductor:
 
     def run(self) -> int:
         """Run what is not done, and write the tables; the exit code of the command."""
+
+        def stop(number: int, frame: FrameType | None) -> None:  # apart from where the jobs note it
+            raise StoppedError(signal.Signals(number))
+
         try:
-            with stopping_signals():
+            with handled_signals(stop):
                 return self._run()
         except StoppedError as stopped:
             self._print(f"pfl: stopped by {stopped.number.name}. Go on with:\npfl {shlex.join(self.argv)}")
@@ -129,9 +135,8 @@ class Conductor:
         if runs:
             asked, arguments = self._asked_runs(), self.arguments
             done = {run.name for run in asked if state_of(run) is RunState.DONE}
-            with Display(asked, done, self.console) as display:
-                runner = Runner(self.starter, display, self.processes, arguments.threads, arguments.retry)
-                failed = runner.play(runs)
+            display = Display(asked, done, self.console)
+            failed = Runner(self.starter, display, self.processes, arguments.threads, arguments.retry).play(runs)
         self.report(failed)
         if failed:
             hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())

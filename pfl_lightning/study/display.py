@@ -8,18 +8,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from pfl_lightning.jobs.supervision import how_it_ended
 from pfl_lightning.study.plan import Run
 from pfl_lightning.study.reader import Study
 from pfl_lightning.study.runner import Progress, RunState, difference, finished_folder, read_progress, state_of
 
-EVERY = 1.0
-"""Seconds between readings of the runs' progress."""
-
 LINE_EVERY = 60.0
-"""Seconds between two lines on the runs under way, where there is no terminal."""
+"""Seconds between two lines on the runs under way."""
 
 
 class Display:
@@ -28,7 +24,7 @@ class Display:
     Args:
         runs: All runs of the study.
         done: Names of those that are done.
-        console: Where it is shown: at its end on a terminal, or else a line a minute.
+        console: Where it is shown.
     """
 
     def __init__(self, runs: Sequence[Run], done: set[str], console: Console) -> None:
@@ -37,21 +33,12 @@ class Display:
         self.console = console
         self.active: dict[str, Run] = {}
         self.broken: set[str] = set()
-        self._status = console.status("")
-        self._read, self._line = 0.0, time.monotonic()
+        self._line = time.monotonic()
         self._waited = False
         self._began: float | None = None
         self._played = 0  # rounds of this call
         known = {run.name: read_progress(run.progress_file) for run in runs}
         self._rounds = {name: 0 if found is None else found.round for name, found in known.items()}
-
-    def __enter__(self) -> Display:
-        if self.console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._status.stop()
 
     # ------------------------------------------------------------------ events
 
@@ -86,15 +73,11 @@ class Display:
             self._log(f"waiting for runs that another process plays, such as {run.name}")
 
     def tick(self) -> None:
-        """Show how far the runs are."""
-        if time.monotonic() - self._read < EVERY:
-            return
-        self._read = time.monotonic()
-        where = "; ".join(f"{name}: {self._far(run)}" for name, run in self.active.items())
-        if self.console.is_terminal:
-            self._status.update(Text(f"{where} ({self.summary()})"))
-        elif self.active and time.monotonic() - self._line >= LINE_EVERY:
-            self._log(f"{where} ({self.summary()})")
+        """Say how far the runs are, a minute after the last line."""
+        if self.active and time.monotonic() - self._line >= LINE_EVERY:
+            scores = {name: _scored(self._learn(run)) for name, run in self.active.items()}
+            where = (f"{n}: round {self._rounds[n]}/{run.rounds or '?'}{scores[n]}" for n, run in self.active.items())
+            self._log(f"{'; '.join(where)} ({self.summary()})")
 
     def summary(self) -> str:
         """How many runs are done, and how long the others will take."""
@@ -115,11 +98,6 @@ class Display:
             self._played += max(progress.round - self._rounds[run.name], 0)
             self._rounds[run.name] = progress.round
         return progress
-
-    def _far(self, run: Run) -> str:
-        """How far a run is, and how good."""
-        progress = self._learn(run)
-        return f"round {self._rounds[run.name]}/{run.rounds or '?'}{_scored(progress)}"
 
     def _log(self, text: str) -> None:
         self._line = time.monotonic()

@@ -47,14 +47,13 @@ def lines_of(table):
     return console.file.getvalue().splitlines()
 
 
-def test_a_terminal_of_80_columns_shows_evaluations_in_full(monkeypatch):
+def test_a_terminal_of_80_columns_shows_evaluations_in_full():
     """The widest figures there are: of all right, of half right, and of ten thousand clients."""
-    monkeypatch.setattr(evaluations, "score_name", lambda federation, part: "test accuracy")
     scores = {client: EvalMetrics(1.0, 0.0, 1) for client in range(10_000)}
     scores |= {client: EvalMetrics(client % 2, 0.0, 1) for client in range(10_000, 10_100)}
     data = SimpleNamespace(novel=list(range(10_000, 10_100)))
     federation = SimpleNamespace(data=data, test_scores=scores, method_name="FedAvg", never_trained=[0])
-    lines = lines_of(evaluations.evaluation_table(federation, "test"))
+    lines = lines_of(evaluations.evaluation_table("FedAvg", federation))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [
         ["9999 participating", "100.00", "0.00", "0.00", "100.00", "100.00", "100.00"],

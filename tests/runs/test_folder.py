@@ -310,7 +310,7 @@ def test_without_validation_parts_there_is_no_best_round(monkeypatch, tmp_path, 
     share = "--data.init_args.validation_share=0.0"
     fit(monkeypatch, tmp_path, share, rounds=1)
     common = (f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}", share)
-    with pytest.raises(SystemExit, match=r"no run in .* has a best round, .*validation.* take --ckpt_path last"):
+    with pytest.raises(SystemExit, match=r"best: there is none in .* the last one, and a best one where .*validation"):
         pfl(monkeypatch, "test", *common, "--ckpt_path=best")
     capsys.readouterr()
     pfl(monkeypatch, "validate", *common, "--ckpt_path=last")
@@ -318,7 +318,7 @@ def test_without_validation_parts_there_is_no_best_round(monkeypatch, tmp_path, 
 
 
 def test_no_checkpoint_says_where_it_looked(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .*version_\*/checkpoints"):
+    with pytest.raises(CheckpointError, match=r"there is none in .*version_\*/checkpoints"):
         RunFolder(tmp_path).find_checkpoint("last")
 
 
