@@ -21,14 +21,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs.supervision import GRACE, POLL, Job
 
 
-class LocalStarter:
-    """Starts jobs as processes on this machine."""
-
-    def start(self, job: Job) -> LocalProcess:
-        """Start a job."""
-        return LocalProcess(job)
-
-
 class LocalProcess:
     """A process on this machine, which ends when this one does, however it ends.
 
@@ -155,7 +147,7 @@ class RayStarter:
         """Cores of the cluster."""
         return int(self._ray.cluster_resources().get("CPU", 1))
 
-    def start(self, job: Job) -> RayProcess:
+    def __call__(self, job: Job) -> RayProcess:
         """Start a job; it waits until the cluster has room."""
         return RayProcess(self._ray, self._task.remote(job.argv, str(job.log), job.threads, os.getcwd()))
 

@@ -59,11 +59,8 @@ class Process(Protocol):
         """End it at once."""
 
 
-class Starter(Protocol):
-    """Starts jobs somewhere."""
-
-    def start(self, job: Job) -> Process:
-        """Start a job."""
+Starter = Callable[[Job], Process]
+"""Starts a job somewhere."""
 
 
 class StoppedError(KeyboardInterrupt):
@@ -137,7 +134,7 @@ class Jobs:
             if job is None:
                 self._ask = time.monotonic() + AGAIN
             else:
-                self._running[job] = self.starter.start(job)
+                self._running[job] = self.starter(job)
         return True
 
     def _ended(self) -> list[Ended]:

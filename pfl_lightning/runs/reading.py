@@ -152,6 +152,8 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> dict[str,
     clients = client_accuracies(folder / CLIENTS, f"test_accuracy_{choice}", summary)
     test = _evaluation(results["evaluated"], summary, clients, chosen.get("round"))
     rounds, novel = results.get("rounds_trained") or [], set(results.get("novel_clients") or ())
+    # After these a model may have been personalized: the last one, or what `best` may mean.
+    evaluated = [one for one in map(results["accuracy"].get, CHOICES) if one and one.get("round") is not None]
     idle = [client for client, number in enumerate(rounds) if not number and client not in novel]
     return {
         "finished": bool(results.get("finished", True)),
@@ -159,7 +161,7 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> dict[str,
         "num_clients": int(results["num_clients"]),
         "never_trained": tuple(idle) if any(rounds) else (),  # a version may not have counted them
         "test": test if summary else _tested_afterwards(folder, chosen, choice, results) or test,
-        **_personalized(folder, _rounds_of(results)),
+        **_personalized(folder, {int(results["rounds"]), *(int(one["round"]) for one in evaluated)}),
         "bytes_up": number_of(results["bytes"]["up"]),
         "bytes_down": number_of(results["bytes"]["down"]),
         "seconds_per_round": number_of(results["seconds_per_round"]),
@@ -190,12 +192,6 @@ def _evaluation(
     score, model = str(evaluated.get("score") or "classifier"), str(evaluated.get("model") or "")
     figures = {name: number_of(summary.get(name)) for name in ("mean", "std", "worst_decile")}
     return Evaluation(score=score, model=model, **figures, clients=clients, round=round)
-
-
-def _rounds_of(results: Mapping[str, Any]) -> set[int]:
-    """Rounds whose model may have been personalized: the last one, and those that ``best`` may mean."""
-    chosen = (results["accuracy"].get(choice) or {} for choice in CHOICES)
-    return {int(results["rounds"]), *(int(one["round"]) for one in chosen if one.get("round") is not None)}
 
 
 def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any]:

@@ -54,6 +54,16 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
     Args:
         configs: The configs.
     """
+    from pfl_lightning.cli.federated_cli import FederatedCLI
+    from pfl_lightning.cli.messages import shorten
+
+    class Parsed(FederatedCLI):
+        """``pfl fit`` up to where it would make what the config names."""
+
+        def _nothing(self, *args: Any) -> None: ...
+
+        before_instantiate_classes = instantiate_classes = _run_subcommand = _set_seed = _nothing  # type: ignore[assignment]
+
     cli: Any = None
     found: list[str | None] = []
     with TemporaryDirectory() as folder, patch.object(sys, "argv", sys.argv[:1]), warnings.catch_warnings():
@@ -65,7 +75,7 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
             try:
                 with redirect_stderr(printed):
                     if cli is None:  # one parser for all
-                        cli = _parsed_cli(argv)
+                        cli = Parsed(argv)
                     else:
                         cli.parse_arguments(cli.parser, argv)
                     found.append(_value_error(cli))
@@ -75,8 +85,6 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
                 ]
                 found.append("; ".join(lines).removeprefix("pfl: "))
             except (ValueError, TypeError) as error:
-                from pfl_lightning.cli.messages import shorten
-
                 found.append(shorten(str(error)))
     return found
 
@@ -113,15 +121,3 @@ def _value_error(cli: Any) -> str | None:
     except Exception:  # whatever a class of the user's needs of the encoder that it has in the run
         return None
     return None
-
-
-def _parsed_cli(argv: list[str]) -> Any:
-    """``pfl fit`` up to where it would make what the config names."""
-    from pfl_lightning.cli.federated_cli import FederatedCLI
-
-    class Parsed(FederatedCLI):
-        def _nothing(self, *args: Any) -> None: ...
-
-        before_instantiate_classes = instantiate_classes = _run_subcommand = _set_seed = _nothing  # type: ignore[assignment]
-
-    return Parsed(argv)

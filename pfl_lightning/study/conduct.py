@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError, UsageError
-from pfl_lightning.jobs.processes import LocalStarter, cores
+from pfl_lightning.jobs.processes import LocalProcess, cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, handled_signals
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.folder import RunFolder
@@ -219,7 +219,7 @@ class Conductor:
     def starter(self) -> Starter:
         """Starts the runs."""
         if not self.arguments.ray:
-            return LocalStarter()
+            return LocalProcess
         from pfl_lightning.jobs.processes import RayStarter
 
         return RayStarter(self.arguments.ray, self.arguments.threads, self.arguments.gpus)

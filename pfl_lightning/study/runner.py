@@ -19,7 +19,7 @@ from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Job, Jobs, Starter, how_it_ended
 from pfl_lightning.runs.changes import OF_RUNS, Change, diff, listed_some
 from pfl_lightning.runs.config import SETTINGS, is_below, leaves, same_options
-from pfl_lightning.runs.files import CONFIG, read_config, resumed_configs
+from pfl_lightning.runs.files import CONFIG, PERSONALIZED, RESULTS, read_config, resumed_configs
 from pfl_lightning.runs.files import last_checkpoint as checkpoint_of
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
@@ -135,13 +135,12 @@ def finished_folder(run: Run) -> Path | None:
     version = version_of(run)
     if version is None:
         return None
-    found = []
-    for name in ["results.json"] + ["personalized.json"] * (run.config.get("personalize") not in (None, False)):
-        try:
-            found.append(json.loads((version / name).read_bytes()))
-        except (FileNotFoundError, ValueError):  # no JSON, no text
-            return None
-    return version if isinstance(found[0], Mapping) and found[0].get("finished") is True else None
+    names = [RESULTS] + [PERSONALIZED] * (run.config.get("personalize") not in (None, False))
+    try:
+        results, *_ = [json.loads((version / name).read_bytes()) for name in names]
+    except (FileNotFoundError, ValueError):  # no JSON, no text
+        return None
+    return version if isinstance(results, Mapping) and results.get("finished") is True else None
 
 
 def last_checkpoint(run: Run) -> Path | None:

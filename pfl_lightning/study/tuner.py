@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_lightning.jobs.processes import LocalStarter, last_lines
+from pfl_lightning.jobs.processes import LocalProcess, last_lines
 from pfl_lightning.runs.config import is_below
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.options import Config, option_of, with_option, with_options
@@ -63,7 +63,7 @@ def search_options(
     check_searched(config)
     folder.mkdir(parents=True, exist_ok=True)
     trials = _Trials(search, config, folder, choice, log)
-    trials.runner = Runner(LocalStarter(), trials, processes, threads)
+    trials.runner = Runner(LocalProcess, trials, processes, threads)
     trials.runner.play(trials.ask())
     return trials.report()
 

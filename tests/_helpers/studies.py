@@ -79,7 +79,7 @@ class PretendedStarter:
         self.processes: list[PretendedProcess] = []
         self.most = 0
 
-    def start(self, command: Any) -> PretendedProcess:
+    def __call__(self, command: Any) -> PretendedProcess:
         folder = command.log.parent
         waiting = self.codes.get(folder.parent.name, [])
         code = waiting.pop(0) if waiting else 0
@@ -97,7 +97,7 @@ class StarterHere:
     def __init__(self) -> None:
         self.commands: list[tuple[str, ...]] = []
 
-    def start(self, command: Any) -> PretendedProcess:
+    def __call__(self, command: Any) -> PretendedProcess:
         from pfl_lightning.cli import main
 
         self.commands.append(command.argv)

@@ -100,7 +100,7 @@ def test_runs_are_tasks(tmp_path, cluster, monkeypatch):
 
 def test_a_task_that_is_lost_has_failed(tmp_path, cluster):
     starter = RayStarter("auto", threads=2, gpus=0.25)
-    process = starter.start(Job(("fit",), tmp_path / "log.txt", 2))
+    process = starter(Job(("fit",), tmp_path / "log.txt", 2))
     process.stop()
     assert cluster.tasks[0].canceled is False
     assert process.poll() == 1

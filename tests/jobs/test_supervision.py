@@ -32,7 +32,7 @@ class Starter:
     def __init__(self, *processes):
         self.waiting, self.started = list(processes), []
 
-    def start(self, job):
+    def __call__(self, job):
         self.started.append(job)
         return self.waiting.pop(0)
 

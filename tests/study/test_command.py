@@ -47,7 +47,7 @@ def play(monkeypatch, capsys):
 
     def call(path, *words, checked=True, **starter):
         pretended = PretendedStarter(**starter)
-        monkeypatch.setattr(conduct, "LocalStarter", lambda: pretended)
+        monkeypatch.setattr(conduct, "LocalProcess", pretended)
         if checked:
             monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
         with pytest.raises(SystemExit) as end:
@@ -90,7 +90,7 @@ def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
     table = tmp_path / "runs" / "studies" / "tiny" / "table.md"
     for seeds in ([0], [0, 1]):
         starter = StarterHere()
-        monkeypatch.setattr(conduct, "LocalStarter", lambda starter=starter: starter)
+        monkeypatch.setattr(conduct, "LocalProcess", starter)
         path = write_study(tmp_path, seeds=seeds, methods={"FedPer": METHODS["FedPer"]})
         with pytest.raises(SystemExit) as end:
             main(["study", str(path), "--trainer.max_epochs", "1"])
@@ -304,7 +304,7 @@ def test_reproduce_takes_the_reduced_scale_and_a_folder_of_data(shipped, monkeyp
     monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
     monkeypatch.setattr(plain_report, "figures", lambda run, choice: str(run))
     pretended = PretendedStarter()
-    monkeypatch.setattr(conduct, "LocalStarter", lambda: pretended)
+    monkeypatch.setattr(conduct, "LocalProcess", pretended)
     with pytest.raises(SystemExit) as end:
         main(["reproduce", "tiny", "--data", "images"])
     assert end.value.code == 0

@@ -59,11 +59,11 @@ class Trials:
 
     def __init__(self, monkeypatch, interrupt_at=None, fail=False):
         self.played, self.interrupt_at, self.fail = [], interrupt_at, fail
-        monkeypatch.setattr(module, "LocalStarter", lambda: self)
+        monkeypatch.setattr(module, "LocalProcess", self)
         monkeypatch.setattr(supervision, "POLL", 0)
         monkeypatch.setattr(supervision, "AGAIN", 0.01)
 
-    def start(self, job):
+    def __call__(self, job):
         folder = job.log.parent
         config = yaml.safe_load((folder / "run.yaml").read_text())
         self.played.append((folder.name, option_of(config, LR), option_of(config, ENCODER)))
