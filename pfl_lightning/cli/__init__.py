@@ -30,7 +30,3 @@ def __getattr__(name: str) -> Any:
     from pfl_lightning.cli.federated_cli import FederatedCLI
 
     return FederatedCLI
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

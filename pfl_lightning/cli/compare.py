@@ -46,8 +46,14 @@ def compare(args: Sequence[str]) -> None:
         target_accuracy=options.target_accuracy,
         reference=options.reference or "",
     )
-    report = Report(tuple(rows), settings)
-    _print(report)
+    report, console = Report(tuple(rows), settings), Console()
+    main = [table for tables in report.main_tables() for table in tables]
+    for table in [*main, *report.further_tables()]:
+        for shown in fitting_tables(table, table.title or settings.title, console):
+            console.print(shown)
+    for note in report.notes():
+        if note != FAIRNESS:  # which files and docs/comparing.md say
+            console.print(SHORT_CAVEAT if note == CAVEAT else note, markup=False, highlight=False)
     forms = list(dict.fromkeys(options.format))
     options.output.mkdir(parents=True, exist_ok=True)
     written = report.write(options.output, {form: f"comparison.{form}" for form in forms})
@@ -100,18 +106,6 @@ def compare_parser() -> argparse.ArgumentParser:
     forms = "which of comparison.md, .csv, .tex, .png and .html (default: all)"
     add("--format", nargs="+", choices=FORMATS, default=list(FORMATS), help=forms)
     return parser
-
-
-def _print(report: Report) -> None:
-    console = Console()
-    main = [table for tables in report.main_tables() for table in tables]
-    for table in [*main, *report.further_tables()]:
-        for shown in fitting_tables(table, table.title or report.settings.title, console):
-            console.print(shown)
-    for note in report.notes():
-        if note == FAIRNESS:  # which files and docs/comparing.md say
-            continue
-        console.print(SHORT_CAVEAT if note == CAVEAT else note, markup=False, highlight=False)
 
 
 def tensorboard(args: Sequence[str]) -> None:

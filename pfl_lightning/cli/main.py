@@ -130,15 +130,20 @@ def _run(argv: list[str], args: list[str] | None) -> None:
         from pfl_lightning.cli.federated_cli import FederatedCLI
 
         topic = _topic(argv)
-        if topic is not None:
-            return _help_on(topic, argv[0])
+        if topic is not None:  # the options of a subcommand, all or those of a group
+            from pfl_lightning.cli.parser import help_topic
+
+            reset = help_topic.set(topic.strip("-").removesuffix("."))
+            try:
+                FederatedCLI(args=[argv[0], "--help"])
+            finally:
+                help_topic.reset(reset)
         try:
             FederatedCLI(args=args)
         except UsageError:
             raise
         except ConfigurationError as error:  # a value without meaning may come to light when clients are made
             raise refused(error) from error
-    return None
 
 
 def _topic(argv: list[str]) -> str | None:
@@ -148,18 +153,6 @@ def _topic(argv: list[str]) -> str | None:
         if word in ("-h", "--help"):
             return topic or ("" if following.startswith("-") else following)
     return None
-
-
-def _help_on(topic: str, command: str) -> None:
-    """Print the options of a subcommand, all or those of a group."""
-    from pfl_lightning.cli.federated_cli import FederatedCLI
-    from pfl_lightning.cli.parser import help_topic
-
-    reset = help_topic.set(topic.strip("-").removesuffix("."))
-    try:
-        FederatedCLI(args=[command, "--help"])
-    finally:
-        help_topic.reset(reset)
 
 
 def _is_reported(error: Exception) -> bool:

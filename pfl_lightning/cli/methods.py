@@ -220,7 +220,14 @@ def print_methods(args: list[str]) -> None:
     for option, text in HELP.items():
         parser.add_argument(option, help=text, action="store" if option == "--config" else "store_true")
     if any(word.partition("=")[0] == "--config" for word in args):
-        return _print_architectures(args)
+        from pfl_lightning.callbacks import architecture_table
+        from pfl_lightning.cli.federated_cli import FederatedCLI
+
+        cli = FederatedCLI(args=args, run=False)
+        cli.datamodule.prepare_data()
+        cli.datamodule.setup("fit")
+        described = cli.model.describe(cli.datamodule)
+        return Console().print(architecture_table(described, f"{cli.datamodule.num_clients} clients"))
     asked, rows = vars(parser.parse_intermixed_args(args)), method_rows()
     known, console = {row.name.lower(): row for row in rows}, Console()
     for name in asked["names"]:
@@ -242,14 +249,3 @@ def print_methods(args: list[str]) -> None:
         title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
         console.print(_table(("encoder", "class", "features", "parameters"), catalog["encoders"], title))
     return None
-
-
-def _print_architectures(args: list[str]) -> None:
-    from pfl_lightning.callbacks import architecture_table
-    from pfl_lightning.cli.federated_cli import FederatedCLI
-
-    cli = FederatedCLI(args=args, run=False)
-    cli.datamodule.prepare_data()
-    cli.datamodule.setup("fit")
-    rows, number = cli.model.describe(cli.datamodule), cli.datamodule.num_clients
-    Console().print(architecture_table(rows, f"{number} clients"))

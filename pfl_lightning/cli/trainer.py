@@ -128,7 +128,10 @@ class SaveConfig(SaveConfigCallback):
         if trainer.fast_dev_run:
             return
         path, number = self.folder / self.config_filename, 0
-        before = read_config(newest_config(self._origin(trainer)))
+        origin: Path | None = None  # in a folder of its own a run goes on from that of the checkpoint
+        if trainer.ckpt_path and not path.exists():
+            origin = of_a_run(Path(trainer.ckpt_path))
+        before = read_config(newest_config(origin or self.folder))
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
@@ -145,12 +148,6 @@ class SaveConfig(SaveConfigCallback):
         if self.slurm is not None:
             with replace_file(self.folder / SLURM_JOB) as temporary:
                 temporary.write_text(json.dumps(self.slurm, indent=2) + "\n")
-
-    def _origin(self, trainer: L.Trainer) -> Path:
-        """The run that goes on: that of the folder, or, in a new one, that of the checkpoint."""
-        if (self.folder / self.config_filename).exists() or not trainer.ckpt_path:
-            return self.folder
-        return of_a_run(Path(trainer.ckpt_path)) or self.folder
 
 
 def place_callbacks(trainer: L.Trainer, folder: Path, slurm: dict[str, Any] | None, *, checkpoints: bool) -> None:

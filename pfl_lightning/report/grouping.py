@@ -40,7 +40,10 @@ def group_runs(runs: Iterable[FinishedRun], labels: Sequence[str] | None = None)
         UsageError: There are more or fewer labels than rows, or two rows of a block have one label.
     """
     known = list(runs)
-    fixed = _fixed_partitions(known)
+    seeds: dict[str, set[int]] = {}
+    for run in known:
+        seeds.setdefault(run.partition.fingerprint, set()).add(run.seed)
+    fixed = {fingerprint for fingerprint, some in seeds.items() if fingerprint and len(some) > 1}  # whatever the seed
     blocks = [_rows(block) for block in _apart(known, lambda run, other: _of_one_table(run, other, fixed))]
     found = [
         MeasuredRow(label, setting, tuple(row), planned=len(row), trials=None)
@@ -118,14 +121,6 @@ def _of_one_row(run: FinishedRun, row: Group) -> bool:
         return False
     named = {one.place.row for one in (*row, run) if one.place is not None}
     return same_options(first.options, run.options) and len(named) < 2
-
-
-def _fixed_partitions(runs: Iterable[FinishedRun]) -> set[str]:
-    """Fingerprints of partitions that several seeds have: such a partition does not follow the seed."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run.partition.fingerprint, set()).add(run.seed)
-    return {fingerprint for fingerprint, some in seeds.items() if fingerprint and len(some) > 1}
 
 
 def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:
@@ -218,7 +213,7 @@ def _data_title(run: FinishedRun, firsts: Sequence[FinishedRun]) -> str:
 def row_labels(block: Sequence[Group]) -> list[str]:
     """Names of the rows of a block: a study's, or the method's, and the options that differ; folders if none does."""
     firsts = [row[0] for row in block]
-    names = [_name(row) for row in block]
+    names = [next((run.place.row for run in row if run.place is not None), row[0].method) for row in block]
     known = [run.options for run in firsts if run.config]  # what a run without a config had is not known
     without = ("model.method", "personalize", "rounds")  # of methods, and of a column
     everywhere = [path for path in differing(known) if not path.startswith(without)] if known else []
@@ -236,11 +231,6 @@ def row_labels(block: Sequence[Group]) -> list[str]:
     times = Counter(labels)
     named = zip(labels, firsts, strict=True)
     return [f"{label} ({run.path.as_posix()})" if times[label] > 1 else label for label, run in named]
-
-
-def _name(row: Group) -> str:
-    """What a study calls a row; the method of other rows."""
-    return next((run.place.row for run in row if run.place is not None), row[0].method)
 
 
 def values_of(options: Mapping[str, Any], paths: Sequence[str]) -> list[str]:

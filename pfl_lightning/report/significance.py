@@ -232,7 +232,13 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     """
     score = next((row.score(figure) for row in rows if row.runs), "")
     means: dict[str, dict[str, float]] = {}
-    for setting, some in _settings_of(rows).items():
+    largest: dict[str, list[MeasuredRow]] = {}
+    for some in blocks(rows).values():
+        setting = some[0].setting if some[0].of_setting is None else some[0].of_setting
+        done = [row for row in some if row.runs]
+        if len(done) > len(largest.get(setting, [])):
+            largest[setting] = done
+    for setting, some in largest.items():
         found = {row.label: row.headline(figure).mean for row in some if row.score(figure) == score}
         if known := {label: mean for label, mean in found.items() if not math.isnan(mean)}:
             means[setting] = known
@@ -253,14 +259,3 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
     elif min(table.shape) >= 3:
         p_value = float(stats.friedmanchisquare(*table).pvalue)
     return Ranking(tuple(means), labels, sorted_ranks, tuple(map(float, averages[order])), p_value)
-
-
-def _settings_of(rows: Sequence[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
-    """Rows by the study's setting; where its rows have other data, those of the largest block of equal data."""
-    found: dict[str, list[MeasuredRow]] = {}
-    for some in blocks(rows).values():
-        setting = some[0].setting if some[0].of_setting is None else some[0].of_setting
-        done = [row for row in some if row.runs]
-        if len(done) > len(found.get(setting, [])):
-            found[setting] = done
-    return found

@@ -84,14 +84,11 @@ def reproduce(args: list[str]) -> None:
         raise UsageError(f"no study {name!r} ships{meant} (`pfl reproduce` lists them; pfl study FILE runs a file)")
     if arguments.scale is None and DEFAULT_SCALE in read_study(studies[name]).scales:
         arguments.scale = DEFAULT_SCALE
-    on_digits = arguments.scale == ON_DIGITS
-    if on_digits and any(path == "data" for path, _ in arguments.run_options):
+    options = arguments.run_options
+    if arguments.scale == ON_DIGITS and "data" in dict(options):
         print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
-    arguments.run_options = [
-        ("data.init_args.root" if path == "data" else path, text)
-        for path, text in arguments.run_options
-        if path != "data" or not on_digits
-    ]
+        options = [(path, text) for path, text in options if path != "data"]
+    arguments.run_options = [("data.init_args.root" if path == "data" else path, text) for path, text in options]
     _conduct(studies[name], arguments, ["reproduce", *args])
 
 

@@ -178,12 +178,6 @@ class _Trials:
             state = TrialState.COMPLETE
         value = accuracy if state is TrialState.COMPLETE else None
         self.study.tell(self._asked[number], value, state=state, skip_if_finished=True)
-        self.log(self._outcome(number))
-        for checkpoints in run.folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
-            shutil.rmtree(checkpoints, ignore_errors=True)
-
-    def _outcome(self, number: int) -> str:
-        """How a trial has ended, how far the search is, and the best trial."""
         rows = self._rows()
         row, done = rows[number], [one for one in rows if one["state"] in ("complete", "pruned")]
         how = f"{'ended early' if row['state'] == 'pruned' else row['state']} after round {row['rounds']}"
@@ -191,7 +185,9 @@ class _Trials:
         options = ", ".join(f"{path.rpartition('.')[2]}={_text(value)}" for path, value in row["options"].items())
         best = _best(done)
         so_far = f", best {100 * best['accuracy']:.2f} % by trial {best['number']}" if best is not None else ""
-        return f"trial {number} {how}{score} with {options} ({len(done)} of {self.search.trials} done{so_far})"
+        self.log(f"trial {number} {how}{score} with {options} ({len(done)} of {self.search.trials} done{so_far})")
+        for checkpoints in run.folder.glob("version_*/checkpoints"):  # of many trials they would fill the disk
+            shutil.rmtree(checkpoints, ignore_errors=True)
 
     def _drawn(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The options that optuna has drawn; it knows choices by their numbers."""
