@@ -269,7 +269,7 @@ def test_the_report_alone(tmp_path, play, capsys):
         (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
         (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
         (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
-        (["tiny.yaml", "--run_dir", "x"], "unknown option --run_dir: the folder of a study is --output"),
+        (["tiny.yaml", "--run_dir", "x"], "runs go on by themselves, and its folder is --output"),
         (["tiny.yaml", "--trainer.max_epochs"], "--trainer.max_epochs has no value"),
         (["--processes", "1"], "pfl study needs a study file"),
         (["tiny.yaml", "--scale", "smoke"], "tiny.yaml has no scale 'smoke'"),
