@@ -20,6 +20,8 @@ from typing import Any
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs.supervision import GRACE, POLL, Job
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
 
 class LocalProcess:
     """A process on this machine, which ends when this one does, however it ends.
@@ -30,7 +32,7 @@ class LocalProcess:
 
     def __init__(self, job: Job) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(job.log, "ab", opener=_no_link) as log:
+        with open(job.log, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666)) as log:
             log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} pfl {shlex.join(job.argv)}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
@@ -71,10 +73,6 @@ class LocalProcess:
             raise
         finally:
             self.poll()
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def environment(threads: int, inherited: Mapping[str, str] | None = None) -> dict[str, str]:

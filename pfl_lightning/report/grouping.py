@@ -101,7 +101,9 @@ def _rows(block: Sequence[FinishedRun]) -> list[Group]:
     for run in block:
         for row in rows:
             elsewhere = [o for o in row if o.seeds == run.seeds and o.path.parent != run.path.parent]
-            if not _of_one_row(run, row) or (elsewhere and not run.config):
+            first, named = row[0], {one.place.row for one in (*row, run) if one.place is not None}
+            of_one_row = run.finished == first.finished and bool(run.config) == bool(first.config) and len(named) < 2
+            if not of_one_row or not same_options(first.options, run.options) or (elsewhere and not run.config):
                 continue
             for other in elsewhere:
                 warnings.warn(
@@ -113,14 +115,6 @@ def _rows(block: Sequence[FinishedRun]) -> list[Group]:
         else:
             rows.append([run])
     return rows
-
-
-def _of_one_row(run: FinishedRun, row: Group) -> bool:
-    first = row[0]
-    if run.finished != first.finished or bool(run.config) != bool(first.config):
-        return False
-    named = {one.place.row for one in (*row, run) if one.place is not None}
-    return same_options(first.options, run.options) and len(named) < 2
 
 
 def _of_one_rule(run: FinishedRun, other: FinishedRun) -> bool:

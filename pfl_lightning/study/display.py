@@ -36,9 +36,7 @@ class Display:
         self._line = time.monotonic()
         self._waited = False
         self._began: float | None = None
-        self._played = 0  # rounds of this call
-        known = {run.name: read_progress(run.progress_file) for run in runs}
-        self._rounds = {name: 0 if found is None else found.round for name, found in known.items()}
+        self._before = sum(self._rounds().values())
 
     # ------------------------------------------------------------------ events
 
@@ -46,7 +44,6 @@ class Display:
         """Say that a run is started, or goes on."""
         self._began = time.monotonic() if self._began is None else self._began
         progress = read_progress(run.progress_file) if resumed else None
-        self._rounds[run.name] = progress.round if progress is not None else 0
         self.active[run.name] = run
         after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
         self._log(f"{run.name}{after}")
@@ -55,7 +52,7 @@ class Display:
         """Say that a run is done, how good it is, and how long the others will take."""
         self.active.pop(run.name, None)
         self.done.add(run.name)
-        self._log(f"{run.name} done{_scored(self._learn(run))} ({self.summary()})")
+        self._log(f"{run.name} done{_scored(read_progress(run.progress_file))} ({self.summary()})")
 
     def failed(self, run: Run, code: int, lines: str, again: bool) -> None:
         """Say why a run failed."""
@@ -75,8 +72,9 @@ class Display:
     def tick(self) -> None:
         """Say how far the runs are, a minute after the last line."""
         if self.active and time.monotonic() - self._line >= LINE_EVERY:
-            scores = {name: _scored(self._learn(run)) for name, run in self.active.items()}
-            where = (f"{n}: round {self._rounds[n]}/{run.rounds or '?'}{scores[n]}" for n, run in self.active.items())
+            known = {name: (run.rounds or "?", read_progress(run.progress_file)) for name, run in self.active.items()}
+            far = {name: f"{0 if p is None else p.round}/{rounds}{_scored(p)}" for name, (rounds, p) in known.items()}
+            where = (f"{name}: round {round}" for name, round in far.items())
             self._log(f"{'; '.join(where)} ({self.summary()})")
 
     def summary(self) -> str:
@@ -84,20 +82,18 @@ class Display:
         counts = f"{len(self.done)} of {len(self.runs)} done"
         counts += f", {len(self.active)} running" if self.active else ""
         counts += f", {len(self.broken)} failed" if self.broken else ""
+        done = self._rounds()
         waiting = [run for run in self.runs if run.name not in self.done | self.broken]
-        rounds = sum(max(run.rounds - self._rounds[run.name], 0) for run in waiting)
-        if self._began is None or not rounds or not self._played:
+        rounds, played = sum(max(run.rounds - done[run.name], 0) for run in waiting), sum(done.values()) - self._before
+        if self._began is None or not rounds or played <= 0:
             return counts
-        left = timedelta(seconds=round(rounds * (time.monotonic() - self._began) / self._played))
+        left = timedelta(seconds=round(rounds * (time.monotonic() - self._began) / played))
         return f"{counts}, about {left} left"
 
-    def _learn(self, run: Run) -> Progress | None:
-        """How far a run is; what it has played since the last look counts for the rate."""
-        progress = read_progress(run.progress_file)
-        if progress is not None:
-            self._played += max(progress.round - self._rounds[run.name], 0)
-            self._rounds[run.name] = progress.round
-        return progress
+    def _rounds(self) -> dict[str, int]:
+        """How many rounds each run has."""
+        known = {run.name: read_progress(run.progress_file) for run in self.runs}
+        return {name: 0 if found is None else found.round for name, found in known.items()}
 
     def _log(self, text: str) -> None:
         self._line = time.monotonic()

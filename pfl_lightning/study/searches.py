@@ -37,11 +37,8 @@ def with_answers(study: Study, cells: Sequence[Cell], output: Path) -> list[Cell
         cells: Its cells.
         output: Its folder.
     """
-    found = []
-    for cell in cells:
-        options = _answer(study, cell, search_folder(output, cell)) if cell.waits else None
-        found.append(cell if options is None else _with(cell, options))
-    return found
+    found = [(cell, _answer(study, cell, search_folder(output, cell)) if cell.waits else None) for cell in cells]
+    return [cell if options is None else _with(cell, options) for cell, options in found]
 
 
 def search_row(

@@ -59,7 +59,8 @@ def test_classes_of_this_package_are_known_by_their_names(tmp_path):
 def test_runs_of_scripts_with_equal_seeds_in_two_folders_are_two_rows(tmp_path):
     """What else they had is not known."""
     paths = [write_run(tmp_path / name, clients=[value]) for name, value in (("small/v", 0.25), ("large/v", 0.5))]
-    assert found(*paths) == [("", "FedAvg (small)", [0.25]), ("", "FedAvg (large)", [0.5])]
+    labels = [f"FedAvg ({path.as_posix()})" for path in paths]
+    assert found(*paths) == [("", labels[0], [0.25]), ("", labels[1], [0.5])]
     seeds = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("seed_0", "seed_1"))]
     assert len(rows(*seeds)) == 1
 
