@@ -32,11 +32,7 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; }
 
 
 def html_page(
-    title: str,
-    notes: Sequence[str],
-    tables: Sequence[TextTable],
-    rows: Sequence[MeasuredRow],
-    figure: Figure | None,
+    title: str, notes: Sequence[str], tables: Sequence[TextTable], rows: Sequence[MeasuredRow], figure: Figure | None
 ) -> str:
     """The page; nothing of it is loaded from elsewhere.
 

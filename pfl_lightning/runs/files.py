@@ -27,11 +27,7 @@ PERSONALIZED = "personalized.json"
 """The results of a personalization."""
 
 TEST = "test.json"
-EVALUATIONS = {
-    TEST: "test_clients.csv",
-    "validate.json": "validate_clients.csv",
-    PERSONALIZED: "personalized.csv",
-}
+EVALUATIONS = {TEST: "test_clients.csv", "validate.json": "validate_clients.csv", PERSONALIZED: "personalized.csv"}
 """Files of evaluations outside of a fit, and those of their clients."""
 
 PARTITION = "partition.npz"
