@@ -16,16 +16,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, SubsetRandomSampler
 
 from pfl_lightning.data import checked_length
+from pfl_lightning.datamodules.adapters import samplers
 from pfl_lightning.datamodules.adapters.labels import classes_of, names_of_classes
-from pfl_lightning.datamodules.adapters.samplers import (
-    LISTS,
-    WHOLE,
-    Order,
-    SampledOrder,
-    gives_each_once,
-    order_of,
-    places_of,
-)
 from pfl_lightning.datamodules.adapters.workers import By, Fetch, Kept, OneAtATime, Workers, _tasks, iterates_by_itself
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
@@ -89,7 +81,7 @@ class ItemSource:
     collate: Callable[[list[Any]], Any]
     shuffled: bool = True
     datamodule: LightningDataModule | None = None
-    order: Order | None = None
+    order: samplers.Order | None = None
     workers: Workers | None = None
     batches: BatchSizes = BatchSizes(1, 1, False)
     evaluated: bool = False
@@ -144,13 +136,13 @@ def source_of(
         own = BatchSizes(int(loader.batch_size or 1), int(loader.batch_size or 1), False)
         kept = Kept(loader, turns)
         return ItemSource(dataset, loader.collate_fn, True, hooks, None, None, own, stage != "train", kept, plan.by)
-    order: Order | None = None
+    order: samplers.Order | None = None
     whole: Any = loader.dataset
     if plan.batch_size is None:
-        order = SampledOrder(plan.sampler, len(whole), places, batched=True)
-    elif not (isinstance(whole, IterableDataset) or gives_each_once(plan.sampler)):
-        order = order_of(plan.sampler, len(whole), places)
-    shuffled = order is not None or not isinstance(plan.sampler, (SequentialSampler, *LISTS))
+        order = samplers.SampledOrder(plan.sampler, len(whole), places, batched=True)
+    elif not (isinstance(whole, IterableDataset) or samplers.gives_each_once(plan.sampler)):
+        order = samplers.order_of(plan.sampler, len(whole), places)
+    shuffled = order is not None or not isinstance(plan.sampler, (SequentialSampler, *samplers.LISTS))
     fetch = Fetch(dataset, loader.collate_fn, plan.by)
     workers = Workers(loader, fetch, turns) if loader.num_workers else None
     sizes = BatchSizes(plan.batch_size or 1, plan.batch_size or 1, plan.drop_last)
@@ -195,7 +187,7 @@ def selection_of(loader: DataLoader[Any]) -> list[int] | None:
     whole: Any = loader.dataset
     if isinstance(whole, IterableDataset):
         return None
-    return places_of(_plan(loader).sampler, len(whole) if hasattr(whole, "__len__") else None)
+    return samplers.places_of(_plan(loader).sampler, len(whole) if hasattr(whole, "__len__") else None)
 
 
 def _first(sampler: Any) -> Any:
@@ -210,9 +202,10 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
         return False
     if isinstance(loader.dataset, IterableDataset):
         return not loader.num_workers and hasattr(loader.dataset, "__len__")
-    if type(loader.sampler) is SubsetRandomSampler:
+    own = loader.sampler
+    if type(own) is SubsetRandomSampler:
         return True
-    return type(loader.sampler) in WHOLE and gives_each_once(loader.sampler) and selection_of(loader) is None
+    return type(own) in samplers.WHOLE and samplers.gives_each_once(own) and selection_of(loader) is None
 
 
 def check_sampler(loader: DataLoader[Any], name: str) -> None:
@@ -231,7 +224,7 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
             stacklevel=2,
         )
     plan = _plan(loader)
-    if type(plan.sampler) in WHOLE:
+    if type(plan.sampler) in samplers.WHOLE:
         return
     first = _first(plan.sampler)
     if plan.batch_size is None and isinstance(first, Iterable):

@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.checks import check_between, check_number
+from pfl_lightning.datamodules.augmentation import ops
 from pfl_lightning.datamodules.augmentation.geometry import RandomFlip, RandomResizedCrop
-from pfl_lightning.datamodules.augmentation.ops import (
-    Augmentation,
-    blend_,
-    check_colors,
-    resize_boxes,
-    shift_hue_,
-    to_gray_,
-    unit_floats,
-)
+from pfl_lightning.datamodules.augmentation.ops import Augmentation
 
 HUE = 3  # the number of the last change, after brightness, contrast and saturation
 
@@ -112,10 +105,10 @@ class ColorJitter(Augmentation):
         Raises:
             ValueError: If the images have another number of channels.
         """
-        check_colors(images)
+        ops.check_colors(images)
         jitter = self.draw(len(images), generator)
         sorting = jitter.sorting()
-        changed = unit_floats(images.index_select(0, sorting.to(images.device)))
+        changed = ops.unit_floats(images.index_select(0, sorting.to(images.device)))
         self.apply_(changed, jitter.take(sorting))
         return changed.index_select(0, sorting.argsort().to(images.device))
 
@@ -148,14 +141,14 @@ class ColorJitter(Augmentation):
         for place in range(HUE):
             self._tone(images, weights[:, place], 0, at_least[place + 1])
         if self.hue > 0 and images.shape[1] == 3:
-            shift_hue_(images[: at_least[0]], jitter.amounts[HUE, : at_least[0]])
+            ops.shift_hue_(images[: at_least[0]], jitter.amounts[HUE, : at_least[0]])
         for place in range(1, HUE + 1):
             self._tone(images, weights[:, place], at_least[place], at_least[0])
 
     def _tone(self, images: Tensor, weights: Tensor, start: int, stop: int) -> None:
         """Apply the change of tone at one place of the order, to the images that have one there."""
         if start < stop and (self.brightness, self.contrast, self.saturation) != (0, 0, 0):
-            blend_(images[start:stop], *weights[:, start:stop])
+            ops.blend_(images[start:stop], *weights[:, start:stop])
 
 
 @dataclass(frozen=True)
@@ -198,10 +191,10 @@ class RandomGrayscale(Augmentation):
         Raises:
             ValueError: If the images have another number of channels.
         """
-        check_colors(images)
-        floats = unit_floats(images)
+        ops.check_colors(images)
+        floats = ops.unit_floats(images)
         chosen = self.draw(len(images), generator)
-        return to_gray_(floats.clone() if floats is images else floats, chosen)
+        return ops.to_gray_(floats.clone() if floats is images else floats, chosen)
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the images that become gray: shape (B,), bool, on the CPU; one number per image."""
@@ -276,15 +269,15 @@ class StrongAugmentation(Augmentation):
             ValueError: If the images have another number of channels.
         """
         crop, flip, jitter, grayscale = self.parts
-        check_colors(images)
+        ops.check_colors(images)
         boxes = crop.boxes(len(images), images.shape[2], images.shape[3], generator)
         flipped = flip.draw(len(images), generator)
         changes = jitter.draw(len(images), generator)
         gray = grayscale.draw(len(images), generator)
         # Sorted as the jitter needs them while they are still bytes: a copy of a quarter of the size.
         sorting = changes.sorting()
-        views = unit_floats(images.index_select(0, sorting.to(images.device)))
-        views = resize_boxes(views, boxes[:, sorting], flipped[sorting])
+        views = ops.unit_floats(images.index_select(0, sorting.to(images.device)))
+        views = ops.resize_boxes(views, boxes[:, sorting], flipped[sorting])
         jitter.apply_(views, changes.take(sorting))
-        to_gray_(views, gray[sorting])
+        ops.to_gray_(views, gray[sorting])
         return views.index_select(0, sorting.argsort().to(images.device))

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from pfl_lightning.checks import check_at_least
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.datasets.images import (
-    ImageFile,
-    default_cache_dir,
-    images_in,
-    list_folders,
-    list_images,
-    load_images,
-)
+from pfl_lightning.datamodules.datasets import images
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
 
@@ -77,7 +70,7 @@ class ImageFolder(FederatedDataModule):
                 "to where it is"
             )
         train_dir, test_dir = _layout(root)
-        files, names = list_images(train_dir)
+        files, names = images.list_images(train_dir)
         num_train = len(files)
         if test_dir is not None:
             files = files + _test_files(test_dir, train_dir, names)
@@ -87,20 +80,20 @@ class ImageFolder(FederatedDataModule):
             return Samples(pixels, targets, tuple(names))
         return Samples(pixels[:num_train], targets[:num_train], tuple(names), pixels[num_train:], targets[num_train:])
 
-    def pixels_of(self, files: list[ImageFile], choice: str = "") -> Tensor:
+    def pixels_of(self, files: list[images.ImageFile], choice: str = "") -> Tensor:
         """The pixels of images, decoded or from the cache.
 
         Args:
             files: The images.
             choice: What else than the root and the size tells one cache from another.
         """
-        cache_dir = default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
-        return torch.from_numpy(load_images(files, Path(self.root), self.image_size, cache_dir, choice))
+        cache_dir = images.default_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
+        return torch.from_numpy(images.load_images(files, Path(self.root), self.image_size, cache_dir, choice))
 
 
-def _test_files(test_dir: Path, train_dir: Path, names: list[str]) -> list[ImageFile]:
+def _test_files(test_dir: Path, train_dir: Path, names: list[str]) -> list[images.ImageFile]:
     """Test images, with the training classes' numbers; a class may have none."""
-    there = [name for name in list_folders(test_dir) if images_in(test_dir / name)]
+    there = [name for name in images.list_folders(test_dir) if images.images_in(test_dir / name)]
     if further := sorted(set(there) - set(names)):
         raise ValueError(
             f"training and test set differ in classes: {further} in {test_dir} alone; remove {test_dir / further[0]}, "
@@ -108,7 +101,7 @@ def _test_files(test_dir: Path, train_dir: Path, names: list[str]) -> list[Image
         )
     if missing := [name for name in names if name not in there]:
         log.warning("%s has no images of %s: accuracies say nothing of these classes", test_dir, ", ".join(missing))
-    files, _ = list_images(test_dir, there)
+    files, _ = images.list_images(test_dir, there)
     return [replace(file, label=names.index(there[file.label])) for file in files]
 
 
@@ -186,8 +179,8 @@ class DomainFolders(ImageFolder):
         """
         root = Path(self.root)
         domains = find_domains(root, self.domains)
-        classes = find_classes({name: list_folders(root / name) for name in domains}, root, self.classes)
-        listed = [list_images(root / name, classes)[0] for name in domains]
+        classes = find_classes({name: images.list_folders(root / name) for name in domains}, root, self.classes)
+        listed = [images.list_images(root / name, classes)[0] for name in domains]
         files = [file for own in listed for file in own]
         return Samples(
             self.pixels_of(files, choice=f"\0domains {domains} {classes}"),
@@ -208,7 +201,7 @@ def find_domains(root: Path, chosen: Sequence[str] | None) -> list[str]:
     Raises:
         FileNotFoundError: If there are none, or a chosen one is missing.
     """
-    there = list_folders(root) if root.is_dir() else []
+    there = images.list_folders(root) if root.is_dir() else []
     missing = [name for name in chosen or [] if name not in there]
     if missing or not there:
         raise FileNotFoundError(
