@@ -8,17 +8,12 @@ from typing import Any, final
 
 import lightning as L
 
+from pfl_lightning.callbacks.inspection import over_clients
 from pfl_lightning.callbacks.inspection.attribution import UnitAttribution
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.combination import CombinationWeights
 from pfl_lightning.callbacks.inspection.communication import Communication
 from pfl_lightning.callbacks.inspection.features import FeatureEmbedding, RepresentationMeasures
-from pfl_lightning.callbacks.inspection.over_clients import (
-    ClientAccuracy,
-    ClientMetrics,
-    LossComponents,
-    PartitionPicture,
-)
 from pfl_lightning.callbacks.inspection.probe import SplitName
 from pfl_lightning.callbacks.inspection.settings import RunSettings
 
@@ -82,10 +77,10 @@ class Inspection(L.Callback):
         every, probe = self.every_n_rounds, (self.clients, self.samples, self.part)
         found: list[InspectionCallback] = [
             RunSettings(config, self.dirpath),
-            PartitionPicture(self.dirpath),
-            ClientAccuracy(every, self.dirpath),
-            ClientMetrics(every, self.dirpath),
-            LossComponents(every, self.dirpath),
+            over_clients.PartitionPicture(self.dirpath),
+            over_clients.ClientAccuracy(every, self.dirpath),
+            over_clients.ClientMetrics(every, self.dirpath),
+            over_clients.LossComponents(every, self.dirpath),
             Communication(every, self.dirpath),
             CombinationWeights(every, self.dirpath),
             FeatureEmbedding(every, *probe, dirpath=self.dirpath),

@@ -9,16 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pfl_lightning.checks import check_between
-from pfl_lightning.datamodules.counting import (
-    Floats,
-    Ints,
-    Labels,
-    distribute,
-    largest_size,
-    round_rows,
-    split_by_sizes,
-    spread_offsets,
-)
+from pfl_lightning.datamodules import counting
+from pfl_lightning.datamodules.counting import Floats, Ints, Labels
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
     PartitionError,
@@ -62,7 +54,7 @@ class IID(Partitioner):
             sizes = check_sizes(self.samples_per_client, self.num_clients)
         check_total(np.maximum(sizes, 1), num_samples)
         order = self.rng(DataStream.RULE).permutation(num_samples).astype(np.int64)
-        return [np.sort(part) for part in split_by_sizes(order, sizes)]
+        return [np.sort(part) for part in counting.split_by_sizes(order, sizes)]
 
 
 class DominantClasses(Partitioner):
@@ -228,10 +220,10 @@ def distribute_shares(
     """
     asked, overlap = rule.samples_per_client, rule.overlap
     supply = np.bincount(labels, minlength=shares.shape[1]).astype(np.int64)
-    offsets = spread_offsets(len(shares), rng.random())
-    possible = largest_size(shares, supply, offsets, overlap)
+    offsets = counting.spread_offsets(len(shares), rng.random())
+    possible = counting.largest_size(shares, supply, offsets, overlap)
     sizes = check_sizes(max(possible, 1) if asked is None else asked, len(shares))
-    counts = round_rows(shares * sizes[:, None], offsets)
+    counts = counting.round_rows(shares * sizes[:, None], offsets)
     needed = counts.max(axis=0) if overlap else counts.sum(axis=0)
     if (needed > supply).any():
         worst = int(np.argmax(needed - supply))
@@ -240,7 +232,7 @@ def distribute_shares(
             f"({needed[worst] - supply[worst]} short) by {int((counts[:, worst] > 0).sum())} clients: "
             + (f"lower samples_per_client to at most {possible}, or num_clients" if possible else "lower num_clients")
         )
-    return distribute(labels, counts, rng)
+    return counting.distribute(labels, counts, rng)
 
 
 def dominant_groups(num_classes: int) -> list[list[int]]:
