@@ -74,19 +74,15 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 
 def as_older(value: Any) -> None:
     """Make a module or data module of lightning one that a Trainer of pytorch_lightning takes, too."""
-    _warn_of_another_version()
-    object.__setattr__(value, "__class__", _in_order(cast(Any, type(value)), False))
-
-
-def _warn_of_another_version() -> None:
     packages = (L, importlib.import_module("pytorch_lightning"))
     own, other = (".".join(str(package.__version__).split(".")[:2]) for package in packages)
     if own != other:
         warnings.warn(
             f"the project is of pytorch_lightning {other}, and lightning is {own}: rounds are counted in a part of "
             f"the Trainer that may differ between them. Run pip install 'pytorch-lightning=={own}.*'",
-            stacklevel=4,
+            stacklevel=3,
         )
+    object.__setattr__(value, "__class__", _in_order(cast(Any, type(value)), False))
 
 
 def _within(base: type, packages: Mapping[str, str]) -> str | None:

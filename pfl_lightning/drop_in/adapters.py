@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.own_models import exported_clients
@@ -33,27 +31,22 @@ def export_adapters(federation: Federation, folder: str | Path, clients: Iterabl
         FederationError: The federation has not been fitted or evaluated yet.
         IndexError: There is no such client.
     """
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigurationError("export_adapters needs peft: pip install 'pfl-lightning[peft]'") from error
     target, written = Path(folder), []
     for client, name in exported_clients(federation, clients):
-        adapted = _adapted(federation.client_model(client))
+        module: Any = federation.client_model(client)
+        adapted = {own: layer for own, layer in module.named_modules() if isinstance(layer, PeftModel)}
+        if not adapted:
+            raise ConfigurationError(
+                f"{type(module).__name__} has no network of peft (PeftModel), so that there is no adapter to be "
+                "exported: export_clients writes whole models"
+            )
         place = target / name
         for network_name, network in adapted.items():
             own = place / network_name if len(adapted) > 1 else place
             network.save_pretrained(str(own))
             written.append(own)
     return written
-
-
-def _adapted(module: nn.Module) -> dict[str, Any]:
-    """Networks of peft in a module, by name."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise ConfigurationError("export_adapters needs peft: pip install 'pfl-lightning[peft]'") from error
-    found = {name: layer for name, layer in module.named_modules() if isinstance(layer, PeftModel)}
-    if not found:
-        raise ConfigurationError(
-            f"{type(module).__name__} has no network of peft (PeftModel), so that there is no adapter to be exported: "
-            "export_clients writes whole models"
-        )
-    return found

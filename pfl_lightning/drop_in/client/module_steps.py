@@ -23,7 +23,7 @@ from pfl_lightning.drop_in.fits.module_calls import (
 )
 from pfl_lightning.drop_in.fits.over_rounds import Continuity, FitProgress
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.state.clients import split_attributes, with_attributes
+from pfl_lightning.state.clients import split_attributes
 
 
 class ModuleSteps:
@@ -126,19 +126,10 @@ class ModuleSteps:
         """Whether anything goes on."""
         return self.continuity.continues or self.continuity.keeps
 
-    @property
-    def resume_state(self) -> bytes | None:
-        """What the fit hands on to the client's next."""
-        return None if self.progress is None else with_attributes(self.progress.encoded(), self.kept_attributes())
-
     def begin_progress(self, content: bytes | None) -> None:
         """Go on with what the client's last fit has handed on; with nothing, also to the next, where it is ``None``."""
         name = type(self.step_module).__name__
         self.progress = None if content is None else FitProgress(self.continuity, split_attributes(content)[0], name)
-
-    def kept_attributes(self) -> bytes:
-        """What the fit has made of the module's plain attributes."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ what is logged
 

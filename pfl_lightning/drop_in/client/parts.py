@@ -57,11 +57,6 @@ class ClientParts:
     personal: str | Sequence[str] = ()
     shared: str | Sequence[str] = ()
 
-    @property
-    def on_features(self) -> bool:
-        """Whether the method works on features."""
-        return self.method.feature_based
-
     def copied(self, module: L.LightningModule) -> L.LightningModule:
         """A copy of the module, which shares what is frozen."""
         return copied(module, self.factory, frozen_parameters(module, self.frozen))
@@ -80,11 +75,15 @@ class ClientParts:
                 f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
                 "before the module is federated"
             )
-        self._check_features(module)
-        if self.on_features and self.head is None:
+        layers, given = [layer for layer, _ in module.named_modules() if layer], f"features={self.features!r}"
+        if self.features is not None and not self.method.feature_based:
+            raise ConfigurationError(f"{given}: {self.method.__name__} needs no features; leave it out")
+        if self.features is not None and self.features not in layers:
+            raise ConfigurationError(f"{given} is no layer of {type(module).__name__}; there are {', '.join(layers)}")
+        if self.method.feature_based and self.head is None:
             return True
         roles, classes, source = find_roles(module, self.head or ()), 0, None
-        if self.on_features:
+        if self.method.feature_based:
             width, scores = widths_of_head(module.get_submodule(head_layer(module, roles)))
             classes, source = scores or 1, FeatureSource(self.features, width or 1, self.labels)
         with isolate_rng():  # of first weights that a method adds
@@ -107,12 +106,12 @@ class ClientParts:
             ConfigurationError: The head, or what there is of features and classes, is not known.
         """
         wanted = self.try_out(module)
-        roles = Roles(()) if wanted else find_roles(module, self.head or ())
-        unclear = self.on_features and (wanted or not is_linear(module.get_submodule(head_layer(module, roles))))
+        roles, on_features = Roles(()) if wanted else find_roles(module, self.head or ()), self.method.feature_based
+        unclear = on_features and (wanted or not is_linear(module.get_submodule(head_layer(module, roles))))
         traces = wanted or unclear or self.features is not None
         trace = trace_batch(self.copied(module), data) if traces else Trace()
         roles = traced_head(module, trace, self.method.__name__) if wanted else roles
-        if not self.on_features:
+        if not on_features:
             return self._client(module, data.num_classes, roles)
         name = head_layer(module, roles)
         classes, seen = data.num_classes, trace.inputs.get(name)
@@ -160,10 +159,3 @@ class ClientParts:
             kind = FeatureModule if self.method.steps_on_modules else ViewModule
             model = kind(module, roles, source, **own)
         return model.new_client(self.method, num_classes, self.settings)
-
-    def _check_features(self, module: L.LightningModule) -> None:
-        layers, given = [layer for layer, _ in module.named_modules() if layer], f"features={self.features!r}"
-        if self.features is not None and not self.on_features:
-            raise ConfigurationError(f"{given}: {self.method.__name__} needs no features; leave it out")
-        if self.features is not None and self.features not in layers:
-            raise ConfigurationError(f"{given} is no layer of {type(module).__name__}; there are {', '.join(layers)}")

@@ -131,7 +131,7 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
     layers = (*trace.last, *trace.norms)  # or parameters of the module itself
     found = [n for n in plain_state(module) if n in layers or n.startswith(tuple(f"{layer}." for layer in layers))]
     problem = trace.problem
-    if problem is None and not trace.is_sure:
+    if problem is None and len(trace.last) != 1:
         problem = f"it depends on {len(trace.last)} last layers at once"
     elif problem is None and (not found or _is_everything(module, found)):
         problem = f"{trace.last[0]!r} has all parameters of the module"

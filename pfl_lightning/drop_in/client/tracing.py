@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -53,11 +51,6 @@ class Trace:
     problem: str | None = "no batch was seen"
     error: Exception | None = None
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether there is one last layer."""
-        return self.problem is None and len(self.last) == 1
-
 
 def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
     """Run a module's training step on the first batch of the first client, and walk the graph back from its loss.
@@ -76,7 +69,6 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
             isolate_rng(),
             silence(),
             naming_clients(client, round=0),
-            watch.layers_watched(),
             torch.enable_grad(),
             torch.inference_mode(False),
         ):
@@ -118,15 +110,8 @@ class _Watch(L.Callback):
         self._module, self.trace = module, Trace()
         self._made: dict[Any, str] = {}
         self._layers = {name: layer for name, layer in module.named_modules() if name and not in_parametrization(name)}
-
-    @contextmanager
-    def layers_watched(self) -> Iterator[None]:
-        """See the layers' calls inside."""
-        with ExitStack() as stack:
-            for name, layer in self._layers.items():
-                stack.enter_context(layer.register_forward_hook(partial(self._see, name)))
-            yield
-        self._made.clear()
+        for name, layer in self._layers.items():  # of a copy that is used up
+            layer.register_forward_hook(partial(self._see, name))
 
     def _see(self, name: str, layer: nn.Module, arguments: Any, output: Any) -> None:
         for shapes, value in ((self.trace.inputs, arguments), (self.trace.outputs, output)):

@@ -18,7 +18,7 @@ from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.plain_state import EXTRA_STATE, plain_state, plain_states
 from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles
-from pfl_lightning.drop_in.client.transient import Transient, warn_of_forms
+from pfl_lightning.drop_in.client.transient import Transient
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.local_evaluation import score_module
 from pfl_lightning.drop_in.fits.local_fit import fit_module
@@ -30,6 +30,7 @@ from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.older_package import as_written
+from pfl_lightning.state.clients import with_attributes
 from pfl_lightning.state.closures import bind_functions
 from pfl_lightning.state.tensors import matching, norm_names
 
@@ -75,7 +76,6 @@ class UserModule(ModuleSteps):
         self.module, self.roles, self.factory, self.frozen_patterns = module, roles, factory, frozen
         self.chosen = chosen
         self._transients: list[Transient] = []  # made before the first fit
-        self._said_of_buffers: set[str] = set()
 
     # ------------------------------------------------------------------ the client
 
@@ -263,11 +263,13 @@ class UserModule(ModuleSteps):
     def receive(self, broadcast: Broadcast) -> None:
         """The client is about to take over what the server sends."""
 
-    def kept_attributes(self) -> bytes:
-        """Plain attributes that the fit has changed, where the client's next fit begins with them."""
-        if not self.continuity.continues:
-            return b""
-        return packed([t.changes(network) for t, network in zip(self._transients, self.networks(), strict=True)])
+    @property
+    def resume_state(self) -> bytes | None:
+        """What the fit hands on to the client's next; with plain attributes that it has changed, where these go on."""
+        if self.progress is None:
+            return None
+        pairs = zip(self._transients, self.networks(), strict=True) if self.continuity.continues else ()
+        return with_attributes(self.progress.encoded(), packed([t.changes(network) for t, network in pairs]))
 
     def recall(self, attributes: bytes) -> None:
         """Let nothing stay that another client has left behind; set what the client's last local fit has left."""
@@ -279,26 +281,22 @@ class UserModule(ModuleSteps):
         for transient, network, own in zip(self._transients, networks, found, strict=False):
             transient.recall(network, own)
 
-    def networks_as_given(self) -> list[L.LightningModule]:
-        """The module, and what a method trains beside it, without what clients have left in their attributes."""
-        self.restore_buffers()
+    def networks_as_given(self, *, for_all: bool = False) -> list[L.LightningModule]:
+        """The module, and what a method trains beside it, without what clients have left in their attributes.
+
+        Args:
+            for_all: Whether the attributes that they are given now are those that all clients begin with.
+        """
         networks = self.networks()
         for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
             transient.restore(network)
+        self._transients = [] if for_all else self._transients
         return networks
 
     def restore_buffers(self) -> None:
         """Bring buffers back to the names and shapes that all clients begin with; what has changed is said once."""
-        pairs = zip(self._transients, self.networks(), strict=False)
-        found = dict.fromkeys(name for transient, network in pairs for name in transient.restore_forms(network))
-        new = [name for name in found if name not in self._said_of_buffers]
-        self._said_of_buffers |= {*new}
-        if new:
-            warn_of_forms(type(self.module).__name__, new)
-
-    def forget_given(self) -> None:
-        """From now on the attributes are those that all clients begin with."""
-        self._transients = []
+        for transient, network in zip(self._transients, self.networks(), strict=False):
+            transient.restore_forms(network)
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer

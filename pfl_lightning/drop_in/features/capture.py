@@ -49,17 +49,16 @@ class FeatureCapture:
         head: Name of its head.
         source: Which layer has the features.
         enter: Makes of them what enters the head instead; ``None`` where it takes the features themselves.
+
+    Attributes:
+        found: What the layer's newest call has shown; ``None`` for no call.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        head: str,
-        source: FeatureSource,
-        enter: Callable[[Tensor], Tensor] | None = None,
+        self, module: nn.Module, head: str, source: FeatureSource, enter: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self._module, self._head, self.source, self._enter = module, head, source, enter
-        self._found: Any = None
+        self.found: Any = None
 
     def on(self, module: nn.Module) -> FeatureCapture:
         """The same for a copy of the module."""
@@ -73,7 +72,7 @@ class FeatureCapture:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Keep features inside; what was there before is forgotten."""
-        self._found = None
+        self.found = None
         if self.source.layer is None:
             handle: Any = self._module.get_submodule(self._head).register_forward_pre_hook(self._see, with_kwargs=True)
         else:
@@ -84,7 +83,7 @@ class FeatureCapture:
             handle.remove()
 
     def _see(self, layer: nn.Module, arguments: Any, named: Any) -> Any:
-        self._found = found = first_tensor((arguments, named))
+        self.found = found = first_tensor((arguments, named))
         if self._enter is None or found is None:
             return None
         entering = self._enter(self._checked(found))
@@ -93,12 +92,7 @@ class FeatureCapture:
         return arguments, {name: entering if value is found else value for name, value in named.items()}
 
     def _see_output(self, layer: nn.Module, arguments: Any, output: Any) -> None:
-        self._found = first_tensor(output)
-
-    @property
-    def has_seen(self) -> bool:
-        """Whether the layer was called."""
-        return self._found is not None
+        self.found = first_tensor(output)
 
     def take(self) -> Tensor:
         """The features, (N, d), which are then forgotten.
@@ -106,7 +100,7 @@ class FeatureCapture:
         Raises:
             ConfigurationError: The step has not called the layer, or gives features of another shape.
         """
-        found, self._found = self._found, None
+        found, self.found = self.found, None
         name = type(self._module).__name__
         if found is None:
             raise ConfigurationError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -22,8 +21,7 @@ from pfl_lightning.drop_in.fits.module_calls import call_step, nothing, patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
-from pfl_lightning.lightning_private import attached
-from pfl_lightning.notices import silence
+from pfl_lightning.lightning_private import attached, silent_trainer
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
 BATCH = "batch of the module"
@@ -82,7 +80,7 @@ class ModuleEncoder(nn.Module):
         if isinstance(batch, tuple | list) and batch and is_overridden("forward", self.module):
             with self._capture.watching():
                 self.module(batch[0])
-                if self._capture.has_seen:  # else the head is called by the step alone, as one that needs the classes
+                if self._capture.found is not None:  # else the step alone calls the head, with classes
                     return self._capture.take()
         step = self._step or self.module.training_step
         try:
@@ -138,13 +136,10 @@ class ModuleEncoder(nn.Module):
             batch: Any
             for batch in loader.batches() if hasattr(loader, "batches") else loader:
                 batch = data.convert_input(batch)
-                yield self._transferred(batch, hooks, data.device) if hooks else batch
-
-    def _transferred(self, batch: Any, hooks: Mapping[str, Any], device: torch.device) -> Any:
-        before, transfer, after = (hooks.get(name) for name in BATCH_HOOKS)
-        batch = batch if before is None else before(batch, 0)
-        batch = (transfer or self.module.transfer_batch_to_device)(batch, device, 0)
-        return batch if after is None else after(batch, 0)
+                if hooks:
+                    before, transfer, after = hooks
+                    batch = after(transfer(before(batch, 0), data.device, 0), 0)
+                yield batch
 
     # ------------------------------------------------------------------ copies
 
@@ -152,10 +147,6 @@ class ModuleEncoder(nn.Module):
         """Give a copy of the module the attributes back that it was made with."""
         if self._given is not None:
             self._given.restore(self.module)
-
-    def lend_trainer(self, trainer: Any) -> None:
-        """Let the training step of a copy of the module ask for the Trainer of the module."""
-        self.module.trainer = trainer
 
     def train(self, mode: bool = True) -> ModuleEncoder:
         """Set the mode of all layers but those that the module's author has put into evaluation mode."""
@@ -167,49 +158,30 @@ class ModuleEncoder(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleEncoder:
         """The same of a copy of the module, also of one whose parameters are buffers."""
         self.forget()
-        module = self._module_once_more()
+        module = copied(self.module, None if self._factory is None else self._made_again)
         other = ModuleEncoder(module, self._capture.on(module), self._factory, self._evaluating)
         other._given = Transient(module)
         other.training = self.training
         memo[id(self)] = other
         return other
 
-    def _module_once_more(self) -> L.LightningModule:
-        if self._factory is None or next(self.module.parameters(), None) is not None:
-            return copied(self.module, self._factory)
-        with isolate_rng():
-            other = self._factory()
-        parameters_to_buffers(other, persistent=bool(plain_state(self.module)))
-        with torch.no_grad():
-            for (_, value), (_, own) in zip(other.named_buffers(), self.module.named_buffers(), strict=True):
-                value.data = own.detach().clone()
-        for layer, own_layer in zip(other.modules(), self.module.modules(), strict=True):
-            layer.training = own_layer.training
+    def _made_again(self) -> L.LightningModule:
+        assert self._factory is not None
+        other = self._factory()
+        if next(self.module.parameters(), None) is None:
+            parameters_to_buffers(other, persistent=bool(plain_state(self.module)))
         return other
 
 
-def _batch_hooks(module: L.LightningModule, datamodule: L.LightningDataModule | None) -> dict[str, Any]:
-    """Hooks that change batches on their way: of the data module, or else of the module."""
-    owners = [owner for owner in (datamodule, module) if owner is not None]
-    return {
-        name: getattr(next(owner for owner in owners if is_overridden(name, owner)), name)
-        for name in BATCH_HOOKS
-        if any(is_overridden(name, owner) for owner in owners)
-    }
+def _batch_hooks(module: L.LightningModule, datamodule: L.LightningDataModule | None) -> list[Any]:
+    """Hooks that batches pass on their way, of the data module or else of the module; none if all are Lightning's."""
+    found = [(name, owner) for name in BATCH_HOOKS for owner in (datamodule, module) if owner is not None]
+    own = {name: getattr(owner, name) for name, owner in reversed(found) if is_overridden(name, owner)}
+    return [own.get(name, getattr(module, name)) for name in BATCH_HOOKS] if own else []
 
 
-@contextmanager
-def _as_validating(module: L.LightningModule) -> Iterator[None]:
+def _as_validating(module: L.LightningModule) -> AbstractContextManager[None]:
     """Lend the module a Trainer that says that it validates, for hooks that augment in the training alone."""
-    with silence():
-        trainer = L.Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=os.devnull,
-        )
+    trainer = silent_trainer(accelerator="cpu", default_root_dir=os.devnull)
     trainer.validating = True
-    with attached(module, trainer):
-        yield
+    return attached(module, trainer)

@@ -26,7 +26,7 @@ from pfl_lightning.drop_in.features.capture import (
     unstacked,
 )
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
-from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched
+from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched, training
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
@@ -215,15 +215,11 @@ class FeatureModule(UserModule):
 
     def new_optimizers(self, configure: Callable[[], Any]) -> Any:
         """The module's own optimizers, of which the first also trains what the method has beside the module."""
-        module = [p for name, p in self.module.named_parameters() if f"module.{name}" not in self.client.never_trained]
-        frozen = not any(parameter.requires_grad for parameter in module)
-        if frozen:  # a phase of the method's own layers alone, in which an optimizer over nothing could not be made
-            nn.ParameterList(module).requires_grad_(True)
-        try:
+        own = {n: p for n, p in self.module.named_parameters() if f"module.{n}" not in self.client.never_trained}
+        # In a phase of the method's own layers alone an optimizer over nothing could not be made.
+        frozen = not any(parameter.requires_grad for parameter in own.values())
+        with training(self.module, dict.fromkeys(own, True) if frozen else {}):
             configured = super().new_optimizers(configure)
-        finally:
-            if frozen:
-                nn.ParameterList(module).requires_grad_(False)
         others = self.client.named_parameters()
         beside = [p for name, p in others if not name.startswith("module.") and p.requires_grad]
         optimizer = next((one for one in flat_objects(configured) if isinstance(one, Optimizer)), None)
@@ -235,9 +231,8 @@ class FeatureModule(UserModule):
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
     ) -> dict[str, float]:
         """Train the module, whose features are seen; see :meth:`UserModule.fit_under_trainer`."""
-        own = patched(self.module, training_step=self.watched(self.module.training_step))
         with (
-            own,
+            patched(self.module, training_step=self.watched(self.module.training_step)),
             hooks_on_each_view(self.module, partial(self._views_are_stacked, context)),
             hooks_on_each_view(context.data.datamodule),
         ):
@@ -265,20 +260,13 @@ class FeatureModule(UserModule):
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
     ) -> EvalMetrics:
         """What the module's own validation or test step logs; its head gives the scores that the method predicts by."""
-        with self._predicting():
-            return super().evaluate(part, stage, data, environment, make_trainer)
-
-    @contextmanager
-    def _predicting(self) -> Iterator[None]:
-        """Let the head give the method's own class scores inside, where it predicts otherwise."""
         method = type(self.client)
         if method.class_scores is FederatedClient.class_scores and method.classify is FederatedClient.classify:
-            yield
-            return
+            return super().evaluate(part, stage, data, environment, make_trainer)
         handle = self.head.register_forward_hook(self._as_predicted)
         try:
             with self._capture.watching():
-                yield
+                return super().evaluate(part, stage, data, environment, make_trainer)
         finally:
             handle.remove()
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -99,14 +99,13 @@ class ViewModule(FeatureModule):
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
             first, second = (encoder.view(view) for view in self.views_of(batch))
             for copy in self._followers():
-                copy.lend_trainer(trainer_or_none(self.module))
+                copy.module.trainer = trainer_or_none(self.module)  # for its own step
             try:
-                terms: dict[str, Tensor] = client.objective_terms(client.objective(encoder, first, second))
-                summed: dict[str, Tensor] = client.sum_of_terms(terms)
-                return summed
+                terms = client.objective_terms(client.objective(encoder, first, second))
+                return cast(dict[str, Tensor], client.sum_of_terms(terms))
             finally:
                 for copy in self._followers():
-                    copy.lend_trainer(None)
+                    copy.module.trainer = None
 
         return training_step
 

@@ -91,7 +91,20 @@ class CallbackForm:
             if self.federation is not None and not is_new:
                 self._values = self.federation.owner.look()
             return False
-        federation, data = self._federation_of(trainer, module, given)
+        evaluates = trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
+        is_other = is_new and evaluates and self._is_alike(module)
+        if is_new and not is_other:
+            self.federation = self.data = None
+        data = None if self.data is None else self._data_of(given)
+        if data is None:
+            # Another instance of the fit's data module, or other data, are divided by the same rule.
+            made, data = self._made(self._module if is_other else module, given)
+            self.data, self._given = data, given
+            if self.federation is None:
+                self.federation, self._module = made, module
+                self._unfitted = module if evaluates else None
+        assert self.federation is not None
+        federation = self._of_another(trainer, module, data) if is_other else self.federation
         put_in_place(trainer, federation, data)
         return is_new and federation is self.federation
 
@@ -122,22 +135,6 @@ class CallbackForm:
 
     def _is_alike(self, module: Any) -> bool:
         return self._module is not None and written_class(module) is written_class(self._module)
-
-    def _federation_of(self, trainer: L.Trainer, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
-        evaluates = trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
-        is_other = module is not self._module and evaluates and self._is_alike(module)
-        if module is not self._module and not is_other:
-            self.federation = self.data = None
-        data = None if self.data is None else self._data_of(given)
-        if data is None:
-            # Another instance of the fit's data module, or other data, are divided by the same rule.
-            federation, data = self._made(self._module if is_other else module, given)
-            self.data, self._given = data, given
-            if self.federation is None:
-                self.federation, self._module = federation, module
-                self._unfitted = module if evaluates else None
-        assert self.federation is not None
-        return (self._of_another(trainer, module, data) if is_other else self.federation), data
 
     def _of_another(self, trainer: L.Trainer, module: Any, data: Any) -> ModuleFederation:
         """A federation of another module over the same clients, for an evaluation; :attr:`federation` stays.

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import AttributeDict
@@ -25,7 +26,7 @@ from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, what_travels
 from pfl_lightning.drop_in.outer.user_hooks import UserHooks
 from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
-from pfl_lightning.drop_in.predictions import NamesUnsharedParts
+from pfl_lightning.drop_in.predictions import warn_of_unshared_parts
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Scores
@@ -87,13 +88,13 @@ class ModuleFederation(UserHooks):
     @property
     def reads_classes(self) -> bool:
         """Whether the method reads the classes of batches."""
-        return self._parts.on_features
+        return self._parts.method.feature_based
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         if self.trainer.state.fn == TrainerFn.PREDICTING:
             self.predict_by_module()
-            return [NamesUnsharedParts(self)]
+            return [LambdaCallback(on_predict_start=lambda t, m: warn_of_unshared_parts(m, self, t.ckpt_path))]
         self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
         own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
         if not brings(self.user_module, "validation_step") or (own is not None and not gives(own, "val_dataloader")):
@@ -184,7 +185,7 @@ class ModuleFederation(UserHooks):
             ConfigurationError: A linear head on features is asked for.
         """
         method = self._parts.method.__name__
-        if personalization.new_head and not self._parts.on_features:
+        if personalization.new_head and not self._parts.method.feature_based:
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} has "
                 "none: use 'head', which goes on with the head that is there, 'all', or a method on features (FedPAC)"

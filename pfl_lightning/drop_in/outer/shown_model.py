@@ -128,15 +128,12 @@ class ShowsGlobalModel(Federation):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if not self._shows(name):
+            if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "owner" not in vars(self):
+                raise
+            module = self.clients.models[0].module if self.is_set_up else self.user_module
+            if not (hasattr(type(module), name) or hasattr(module, name)):  # a property is not asked for its value
                 raise
         return getattr(self.shown, name)
-
-    def _shows(self, name: str) -> bool:
-        if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "owner" not in vars(self):
-            return False
-        module = self.clients.models[0].module if self.is_set_up else self.user_module
-        return hasattr(type(module), name) or hasattr(module, name)  # a property is not asked for its value
 
     def log_hparams(self, method: str, datamodule: Any) -> None:
         """Let loggers get the hyper-parameters that they get in a plain run, and the name of the method.

@@ -25,11 +25,7 @@ def what_travels(client: FederatedClient) -> str:
     sent = set(client.shared_names()) & set(every)
     fixed = set(client.fixed_names()) & set(every)
     frozen = client.frozen & set(every)
-    rest = {
-        "with each client": set(every) - sent - fixed - frozen,
-        "at their first values": fixed,
-        "frozen": frozen,
-    }
+    rest = {"with each client": set(every) - sent - fixed - frozen, "at their first values": fixed, "frozen": frozen}
     number = "all" if len(sent) == len(every) else str(len(sent)) if sent else "none"
     travels = f" ({outline(sent, every)})" if sent and len(sent) < len(every) else ""
     stays = [f"{how}: {outline(names, every)}" for how, names in rest.items() if names]

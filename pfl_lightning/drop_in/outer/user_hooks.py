@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from torch import Tensor
@@ -120,9 +120,6 @@ class UserHooks(ShowsGlobalModel):
         self._last_data = self.data
         if not before:
             self._stages_seen = {stage}
-        self._set_up_for(stage)
-
-    def _set_up_for(self, stage: str) -> None:
         adapts = bool(self.clients.models[0].personalization_phases()) or self._personalization is not None
         # Clients that adapt before they are evaluated train.
         wanted = ["fit", stage] if adapts and stage != "fit" else [stage]
@@ -147,10 +144,7 @@ class UserHooks(ShowsGlobalModel):
 
     def _networks(self) -> list[Any]:
         """The copies that clients train, as they were before any of them; what is done to them now holds for all."""
-        model: Any = self.clients.models[0].user_module
-        networks = model.networks_as_given()
-        model.forget_given()
-        return list(networks)
+        return list(cast(Any, self.clients.models[0].user_module).networks_as_given(for_all=True))
 
     def stop_engine(self) -> None:
         """Stop the engine, and give the outer Trainer its callbacks and options back; hooks are the federation's."""

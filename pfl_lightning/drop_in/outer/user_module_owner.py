@@ -138,7 +138,9 @@ class UserModuleOwner:
 
     def _give_attributes(self, network: Any, changed: set[str]) -> None:
         layers: dict[str, Any] = dict(network.named_modules())
-        memo = _memo(self.module, network)
+        others = _parts(network)
+        memo = held_tensors(self.module)
+        memo |= {id(part): others[name] for name, part in _parts(self.module).items() if name in others}
         for name, layer in self.module.named_modules():
             own = own_attributes(layer) if name in layers and keeps_attributes(layer) else {}
             own = own if name else {attribute: own[attribute] for attribute in changed & own.keys()}
@@ -209,13 +211,8 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)[:_NAMED]) + rest
 
 
-def _memo(one: nn.Module, other: nn.Module) -> dict[int, Any]:
-    """A memo of ``copy.deepcopy`` in which layers and tensors of a module are those of another one."""
-    others = _parts(other)
-    return held_tensors(one) | {id(part): others[name] for name, part in _parts(one).items() if name in others}
-
-
 def _parts(module: nn.Module) -> dict[str, Any]:
+    """Layers and tensors of a module, by name."""
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return dict([*module.named_modules(), *tensors])
 
