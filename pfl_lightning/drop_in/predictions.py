@@ -84,6 +84,21 @@ def _trainer_like(outer: L.Trainer) -> L.Trainer:
     return silent_trainer(accelerator=device.type, devices=devices, precision=outer.precision)
 
 
+class NamesUnsharedParts(L.Callback):
+    """Warns that the global model, with which a Trainer predicts, has parts that no client has trained.
+
+    Args:
+        federation: The federation that has trained it.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Now the module holds what a checkpoint has given it."""
+        warn_of_unshared_parts(pl_module, self._federation, trainer.ckpt_path)
+
+
 def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckpt_path: Any) -> None:
     """Warn of parts of the global model that no client has trained, and of those that are one client's.
 

@@ -67,7 +67,7 @@ class Transient:
         """Bring back buffers that were added, taken away, or set to tensors of other shapes.
 
         Returns:
-            Names of those that are part of the ``state_dict``, of which the log tells once.
+            Names of those that are part of the ``state_dict``.
         """
         found = []
         for name, layer in module.named_modules():
@@ -89,17 +89,6 @@ class Transient:
                 if before is not None and shape is not None and before.shape != shape:  # it was resized in place
                     before = before.new_zeros(shape)
                 layer._buffers[key] = before if before is None or own is None else before.to(own.device)
-        new = [name for name in dict.fromkeys(found) if name not in self._named]
-        self._named |= {*new}
-        if new:
-            _log.warning(
-                "buffers of %s changed their shapes in a local fit or an evaluation: %s. One shape holds for all "
-                "clients and the server: these values are neither sent nor saved, and every local fit and evaluation "
-                "begins with the first shape. To have them averaged and saved, give register_buffer the final shape in "
-                "__init__",
-                type(module).__name__,
-                ", ".join(new),
-            )
         return found
 
     def restore(self, module: nn.Module) -> None:
@@ -172,6 +161,17 @@ class Transient:
                 ", ".join(shared),
                 shared[0].rpartition(".")[2],
             )
+
+
+def warn_of_forms(kind: str, names: list[str]) -> None:
+    """Warn of buffers that have changed their form: of a module's class, what :meth:`Transient.restore_forms` found."""
+    _log.warning(
+        "buffers of %s changed their shapes in a local fit or an evaluation: %s. One shape holds for all clients and "
+        "the server: these values are neither sent nor saved, and every local fit and evaluation begins with the first "
+        "shape. To have them averaged and saved, give register_buffer the final shape in __init__",
+        kind,
+        ", ".join(names),
+    )
 
 
 def keeps_attributes(layer: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from pfl_lightning.drop_in.client.module_steps import ModuleSteps
 from pfl_lightning.drop_in.client.plain_state import EXTRA_STATE, plain_state, plain_states
 from pfl_lightning.drop_in.client.remembered import packed, unpacked
 from pfl_lightning.drop_in.client.roles import Roles
-from pfl_lightning.drop_in.client.transient import Transient
+from pfl_lightning.drop_in.client.transient import Transient, warn_of_forms
 from pfl_lightning.drop_in.fits.inner_trainer import LocalHooks
 from pfl_lightning.drop_in.fits.local_evaluation import score_module
 from pfl_lightning.drop_in.fits.local_fit import fit_module
@@ -76,6 +76,7 @@ class UserModule(ModuleSteps):
         self.module, self.roles, self.factory, self.frozen_patterns = module, roles, factory, frozen
         self.chosen = chosen
         self._transients: list[Transient] = []  # made before the first fit
+        self._said_of_buffers: set[str] = set()
 
     # ------------------------------------------------------------------ the client
 
@@ -287,6 +288,7 @@ class UserModule(ModuleSteps):
         Args:
             for_all: Whether the attributes that they are given now are those that all clients begin with.
         """
+        self.restore_buffers()
         networks = self.networks()
         for transient, network in zip(self._transients, networks, strict=False):  # none before the first fit
             transient.restore(network)
@@ -295,8 +297,12 @@ class UserModule(ModuleSteps):
 
     def restore_buffers(self) -> None:
         """Bring buffers back to the names and shapes that all clients begin with; what has changed is said once."""
-        for transient, network in zip(self._transients, self.networks(), strict=False):
-            transient.restore_forms(network)
+        pairs = zip(self._transients, self.networks(), strict=False)
+        found = dict.fromkeys(name for transient, network in pairs for name in transient.restore_forms(network))
+        new = [name for name in found if name not in self._said_of_buffers]
+        self._said_of_buffers |= {*new}
+        if new:
+            warn_of_forms(type(self.module).__name__, new)
 
     def evaluate(
         self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import AttributeDict
@@ -26,7 +25,7 @@ from pfl_lightning.drop_in.outer.logs_over_clients import LogsOverClients
 from pfl_lightning.drop_in.outer.traveling import AveragedBuffers, what_travels
 from pfl_lightning.drop_in.outer.user_hooks import UserHooks
 from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
-from pfl_lightning.drop_in.predictions import warn_of_unshared_parts
+from pfl_lightning.drop_in.predictions import NamesUnsharedParts
 from pfl_lightning.engines import Engine, TrainerEngine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Scores
@@ -94,7 +93,7 @@ class ModuleFederation(UserHooks):
         """Those of the module, which see one epoch a round; and what drives the rounds, where the Trainer has none."""
         if self.trainer.state.fn == TrainerFn.PREDICTING:
             self.predict_by_module()
-            return [LambdaCallback(on_predict_start=lambda t, m: warn_of_unshared_parts(m, self, t.ckpt_path))]
+            return [NamesUnsharedParts(self)]
         self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
         own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
         if not brings(self.user_module, "validation_step") or (own is not None and not gives(own, "val_dataloader")):

@@ -13,7 +13,7 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, own_m
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine, federate
-from pfl_lightning.encoders import projector as projector_module
+from pfl_lightning.encoders import mlp as projector_module
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import (
     DCPFL,
