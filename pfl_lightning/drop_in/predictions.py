@@ -56,32 +56,25 @@ def predict_clients(
     found = {}
     for client in clients:
         model = federation.client_model(client)
-        trainer = _trainer_like(federation.trainer) if trainer is None else trainer
+        if trainer is None:
+            device = federation.trainer.strategy.root_device
+            devices = 1 if device.index is None or device.type == "cpu" else [device.index]
+            trainer = silent_trainer(accelerator=device.type, devices=devices, precision=federation.trainer.precision)
         if own and client not in dataloaders:
             raise ConfigurationError(f"dataloaders has no entry for client {client}; it has {list(dataloaders)}")
-        given = {"dataloaders": dataloaders[client] if own else dataloaders}
-        given = _source(federation, client, model) if dataloaders is None else given
+        given: dict[str, Any] = {"dataloaders": dataloaders[client] if own else dataloaders}
+        if dataloaders is None:
+            datamodule = getattr(federation.data.client_data(client).train, "datamodule", None)
+            is_given = datamodule is not None and gives(datamodule, "predict_dataloader")
+            if not is_given and not brings(model, "predict_dataloader"):
+                raise ConfigurationError(
+                    f"client {client}: neither its data module nor {type(model).__name__} has a predict_dataloader: "
+                    "give predict_clients(federation, dataloaders)"
+                )
+            given = {"datamodule": datamodule} if is_given else {}
         found[client] = list(trainer.predict(model, **given) or [])
         model.trainer = None
     return found
-
-
-def _source(federation: Federation, client: int, model: L.LightningModule) -> dict[str, Any]:
-    datamodule = getattr(federation.data.client_data(client).train, "datamodule", None)
-    if datamodule is not None and gives(datamodule, "predict_dataloader"):
-        return {"datamodule": datamodule}
-    if brings(model, "predict_dataloader"):
-        return {}
-    raise ConfigurationError(
-        f"client {client}: neither its data module nor {type(model).__name__} has a predict_dataloader: give "
-        "predict_clients(federation, dataloaders)"
-    )
-
-
-def _trainer_like(outer: L.Trainer) -> L.Trainer:
-    device = outer.strategy.root_device
-    devices = 1 if device.index is None or device.type == "cpu" else [device.index]
-    return silent_trainer(accelerator=device.type, devices=devices, precision=outer.precision)
 
 
 class NamesUnsharedParts(L.Callback):

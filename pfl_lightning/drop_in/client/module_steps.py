@@ -82,12 +82,13 @@ class ModuleSteps:
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             return output
-        terms = self.method_terms(loss)
-        if len(terms) == 1:
-            return output
-        total = cast(Tensor, sum(terms.values()))
-        rest = output if isinstance(output, dict) else {}
-        return {**rest, "loss": total} | {name: term.detach() for name, term in terms.items()}
+        summed = self.sum_of_terms(self.method_terms(loss))
+        return {**(output if isinstance(output, dict) else {}), **summed} if summed else output
+
+    def sum_of_terms(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sum of the terms as ``"loss"``, and each of them detached; nothing where the module's own is alone."""
+        loss = cast(Tensor, sum(terms.values()))
+        return {"loss": loss} | {name: term.detach() for name, term in terms.items()} if len(terms) > 1 else {}
 
     # ------------------------------------------------------------------ optimizers
 

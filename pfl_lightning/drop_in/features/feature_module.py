@@ -165,17 +165,10 @@ class FeatureModule(UserModule):
             self.own_loss = self._entered = None
             self._found = ()
 
-    def with_method_terms(self, output: Any) -> Any:
-        """What the module's step returned, with the sum of the phase's terms as its loss."""
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            return output
-        terms = self.method_terms(loss)
-        if list(terms) == ["cross_entropy"]:
-            return output
-        summed = self.client.sum_of_terms(terms)
-        rest = output if isinstance(output, dict) else {}
-        return {**rest} | {"module_loss" if n == "cross_entropy" else n: value for n, value in summed.items()}
+    def sum_of_terms(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same, of the phase's terms; the module's own loss under its usual name."""
+        summed = {} if list(terms) == ["cross_entropy"] else self.client.sum_of_terms(terms)
+        return {"module_loss" if name == "cross_entropy" else name: value for name, value in summed.items()}
 
     def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The module's step, whose features and classes are kept for the method's terms."""

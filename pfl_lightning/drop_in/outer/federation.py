@@ -31,10 +31,11 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Scores
 from pfl_lightning.federation.outer_callbacks import call_with_options, check_options
 from pfl_lightning.federation.set_up import missing_callbacks
-from pfl_lightning.lightning_private import trainer_or_none
+from pfl_lightning.lightning_private import hyperparameters_of, trainer_or_none
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
+from pfl_lightning.state.checkpoints import python_numbers
 
 
 class ModuleFederation(UserHooks):
@@ -109,10 +110,12 @@ class ModuleFederation(UserHooks):
         return [*own, *missing_callbacks(self.trainer, lambda: self.loop, own)]
 
     def setup(self, stage: str) -> None:
-        """Build the clients, and let loggers get the hyper-parameters of the project's data module, too."""
+        """Build the clients; let loggers get the hyper-parameters that they get in a plain run, and the method."""
         super().setup(stage)
-        own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
-        self.log_hparams(self._parts.method.__name__, own)
+        own = hyperparameters_of(self.user_module)
+        found = {} if own is None else {"method": self._parts.method.__name__, **own}
+        found |= hyperparameters_of(getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)) or {}
+        self._hparams_initial, self._log_hyperparams = AttributeDict(python_numbers(found)), bool(found)
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """One client's module, which all clients use in turn; ``setup`` of the author's is called here, once."""

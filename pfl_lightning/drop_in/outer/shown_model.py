@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.parsing import AttributeDict
 from torch import Tensor, nn
 
 from pfl_lightning.drop_in.client.plain_state import load_plain_state
@@ -20,7 +18,6 @@ from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.lightning_private import (
     HYPERPARAMETERS,
-    hyperparameters_of,
     name_of_hyperparameters,
     trainer_or_none,
 )
@@ -50,12 +47,6 @@ class _Shown:
     module: L.LightningModule
     values: list[tuple[ref[Tensor], int]] | None = None
     device: torch.device | None = None
-
-    def is_current(self, tensors: Sequence[Tensor], device: torch.device) -> bool:
-        """Whether the server's tensors are those that it holds."""
-        if self.values is None or device != self.device or len(tensors) != len(self.values):
-            return False
-        return all(old() is new and version == new._version for (old, version), new in zip(self.values, tensors))
 
 
 class ShowsGlobalModel(Federation):
@@ -110,7 +101,8 @@ class ShowsGlobalModel(Federation):
                 self._shown = _Shown(self.global_model())
             vars(self._shown.module)["log"] = self.log  # a method of the module may log
         shown, tensors = self._shown, [*self.server.parameters(), *self.server.buffers()]
-        if not shown.is_current(tensors, self.device):
+        held = shown.values if shown.device == self.device and len(shown.values or ()) == len(tensors) else None
+        if held is None or not all(old() is new and seen == new._version for (old, seen), new in zip(held, tensors)):
             with torch.inference_mode(False), torch.no_grad():
                 self.load_global(shown.module)
                 shown.module.to(self.device).eval()
@@ -134,18 +126,6 @@ class ShowsGlobalModel(Federation):
             if not (hasattr(type(module), name) or hasattr(module, name)):  # a property is not asked for its value
                 raise
         return getattr(self.shown, name)
-
-    def log_hparams(self, method: str, datamodule: Any) -> None:
-        """Let loggers get the hyper-parameters that they get in a plain run, and the name of the method.
-
-        Args:
-            method: Name of the method, which joins what the module logs.
-            datamodule: The project's data module; ``None`` for none.
-        """
-        own = hyperparameters_of(self.user_module)
-        found = {**({} if own is None else {"method": method, **own}), **(hyperparameters_of(datamodule) or {})}
-        self._hparams_initial = AttributeDict(python_numbers(found))
-        self._log_hyperparams = bool(found)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what can be read without the project's classes, where ``load_from_checkpoint`` looks for it.

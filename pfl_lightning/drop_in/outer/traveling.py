@@ -73,8 +73,11 @@ class AveragedBuffers:
             client: A client.
             weights: What the server sends.
         """
-        names = [] if self._warned else _watched(client)
-        self._first = {name: content_hash(weights[name]) for name in names if name in weights}
+        wanted = set() if self._warned or client.user_module is None else client.user_module.chosen[1]
+        passed = norm_names(client, affine=False) | {f"{prefix}{name}" for prefix in NETWORKS for name in wanted}
+        buffers = {n for n, b in client.named_buffers() if n.startswith(NETWORKS) and b.is_floating_point()}
+        names = [] if self._warned else [n for n in client.shared_names() if n in buffers - passed and n in weights]
+        self._first = {name: content_hash(weights[name]) for name in names if not name.endswith(_STATISTICS)}
 
     def look(self, module: Any, weights: State) -> None:
         """A round is over: warn of what it has changed.
@@ -94,12 +97,3 @@ class AveragedBuffers:
             f"each client; shared={names!r} says that a mean is meant",
             stacklevel=2,
         )
-
-
-def _watched(client: FederatedClient) -> list[str]:
-    """Names of buffers that are averaged, but for statistics of normalization and what the user shares."""
-    wanted = set() if client.user_module is None else client.user_module.chosen[1]
-    passed = norm_names(client, affine=False) | {f"{prefix}{name}" for prefix in NETWORKS for name in wanted}
-    buffers = {name: b for name, b in client.named_buffers() if name.startswith(NETWORKS) and b.is_floating_point()}
-    names = (name for name in client.shared_names() if name in buffers)
-    return [name for name in names if name not in passed and not name.endswith(_STATISTICS)]
