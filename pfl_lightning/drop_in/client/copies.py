@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import nn
 
 from pfl_lightning.datamodules.adapters.stages import data_in
 from pfl_lightning.errors import ConfigurationError
@@ -84,23 +84,19 @@ def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[
     name = written_class(module).__name__
     if type(other) is not written_class(module) or other is module:
         raise ConfigurationError(f"module_factory must make a new {name} at every call, it made {type(other).__name__}")
-    _take_over(dict(module.named_parameters()), dict(other.named_parameters()), name, shared)
-    _take_over(dict(module.named_buffers()), dict(other.named_buffers()), name)
-    for own, layer in zip(module.modules(), other.modules(), strict=True):
-        layer.training = own.training
-    return other
-
-
-@torch.no_grad()
-def _take_over(given: dict[str, Tensor], made: dict[str, Tensor], name: str, shared: Collection[str] = ()) -> None:
-    if [(n, t.shape) for n, t in given.items()] != [(n, t.shape) for n, t in made.items()]:
+    given, made = ([*each.named_parameters(), *each.named_buffers()] for each in (module, other))
+    if [(n, t.shape) for n, t in given] != [(n, t.shape) for n, t in made]:
         raise ConfigurationError(
             f"module_factory makes a {name} with other names or shapes of parameters or buffers than the module given: "
             "call it with the same arguments"
         )
-    for own, value in given.items():
-        made[own].data = value.detach() if own in shared else value.detach().clone()  # also its dtype and device
-        made[own].requires_grad_(value.requires_grad)
+    with torch.no_grad():
+        for (own, value), (_, new) in zip(given, made, strict=True):
+            new.data = value.detach() if own in shared else value.detach().clone()  # also its dtype and device
+            new.requires_grad_(value.requires_grad)
+    for one, layer in zip(module.modules(), other.modules(), strict=True):
+        layer.training = one.training
+    return other
 
 
 # ---------------------------------------------------------------------- optimizers of a command line

@@ -27,6 +27,9 @@ from pfl_lightning.state.tensors import tensors_in
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Layers that may stand behind the last layer with weights and are no head by themselves."""
 
+_ONE_BATCH: dict[str, Any] = {"max_steps": 1, "max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0}
+_ONE_BATCH |= {"accelerator": "cpu", "devices": 1, "default_root_dir": os.devnull, "use_distributed_sampler": False}
+
 
 @dataclass
 class Trace:
@@ -72,35 +75,21 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
             torch.enable_grad(),
             torch.inference_mode(False),
         ):
-            _run(module, data.client_data(client), data, watch)
+            own = data.client_data(client)
+            size = min((getattr(own, "batches", None) or data).batch_size, max(len(own.train), 1))
+            loader = own.train.loader(size, device=torch.device("cpu"))
+            items = OwnData(FitData(own.train, size, validation=own.validation))
+            source: Any = {"train_dataloaders": loader}
+            if own.train.datamodule is not None:
+                source = {"datamodule": standing_in(own.train.datamodule, {"train_dataloader": loader}, items)}
+            trainer = silent_trainer(**_ONE_BATCH, logger=DummyLogger(), callbacks=[watch])
+            with lent_to_trainer(module, **items.attributes(module), **items.hooks(module)):
+                trainer.fit(module, **source)
     except Exception as error:  # whatever a step may raise that runs outside of its Trainer's usual surroundings
         if watch.trace.problem is not None:
             watch.trace.problem = f"the step ended in {type(error).__name__}: {str(error).splitlines()[0][:200]}"
             watch.trace.error = error
     return watch.trace
-
-
-def _run(module: L.LightningModule, own: Any, data: Any, watch: _Watch) -> None:
-    size = min((getattr(own, "batches", None) or data).batch_size, max(len(own.train), 1))
-    loader = own.train.loader(size, device=torch.device("cpu"))
-    items = OwnData(FitData(own.train, size, validation=own.validation))
-    limits = {"max_steps": 1, "max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0}
-    trainer = silent_trainer(
-        **limits,
-        accelerator="cpu",
-        devices=1,
-        num_sanity_val_steps=0,
-        logger=DummyLogger(),
-        callbacks=[watch],
-        use_distributed_sampler=False,
-        inference_mode=False,
-        default_root_dir=os.devnull,
-    )
-    source: Any = {"train_dataloaders": loader}
-    if own.train.datamodule is not None:
-        source = {"datamodule": standing_in(own.train.datamodule, {"train_dataloader": loader}, items)}
-    with lent_to_trainer(module, **items.attributes(module), **items.hooks(module)):
-        trainer.fit(module, **source)
 
 
 class _Watch(L.Callback):

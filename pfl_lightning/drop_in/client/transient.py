@@ -121,7 +121,8 @@ class Transient:
         known, found, lost = _tensors_and_layers(module).keys(), dict[str, Found](), list[str]()
         for name, first in self.attributes.items():
             layer = module.get_submodule(name)
-            for attribute, value in own_attributes(layer).items() if not _measures(layer) else ():
+            measures = isinstance(layer, Metric | MetricTracker)
+            for attribute, value in own_attributes(layer).items() if not measures else ():
                 before = first.get(attribute, MISSING)
                 changed = changes(value, before, (attribute,), known) if before is not _Uncopied else ()
                 for path, now in changed:
@@ -176,11 +177,7 @@ def warn_of_forms(kind: str, names: list[str]) -> None:
 
 def keeps_attributes(layer: nn.Module) -> bool:
     """Whether a layer may have Python attributes that a step changes."""
-    return _measures(layer) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
-
-
-def _measures(layer: nn.Module) -> bool:
-    return isinstance(layer, Metric | MetricTracker)
+    return isinstance(layer, Metric | MetricTracker) or not type(layer).__module__.startswith(_NOT_THE_AUTHORS)
 
 
 def own_attributes(layer: nn.Module) -> dict[str, Any]:

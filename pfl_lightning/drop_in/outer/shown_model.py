@@ -16,11 +16,7 @@ from pfl_lightning.drop_in.client.user_module import NETWORKS
 from pfl_lightning.drop_in.outer.user_module_owner import UserModuleOwner
 from pfl_lightning.errors import FederationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.lightning_private import (
-    HYPERPARAMETERS,
-    name_of_hyperparameters,
-    trainer_or_none,
-)
+from pfl_lightning.lightning_private import HYPERPARAMETERS, name_of_hyperparameters, trainer_or_none
 from pfl_lightning.state.checkpoints import plain, python_numbers
 
 _NEVER_SHOWN = {
