@@ -95,7 +95,11 @@ class CallbackForm:
         is_other = is_new and evaluates and self._is_alike(module)
         if is_new and not is_other:
             self.federation = self.data = None
-        data = None if self.data is None else self._data_of(given)
+        data: Any = None
+        if given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
+            data = self.data
+        elif self.data is not None and given.is_for_evaluation:
+            data = with_loaders(self.data, given.loaders)
         if data is None:
             # Another instance of the fit's data module, or other data, are divided by the same rule.
             made, data = self._made(self._module if is_other else module, given)
@@ -164,12 +168,6 @@ class CallbackForm:
         finally:
             trainer.datamodule = before  # type: ignore[attr-defined]
         return federation
-
-    def _data_of(self, given: GivenData) -> Any:
-        """Data of the federation that there is, for what is given now; ``None`` where they are to be divided first."""
-        if given.is_part_of(self._given) or (self._has_own_data and not given.is_for_evaluation):
-            return self.data
-        return with_loaders(self.data, given.loaders) if given.is_for_evaluation else None
 
     def _made(self, module: Any, given: GivenData) -> tuple[ModuleFederation, Any]:
         """A federation of a module and of the data that the Trainer was given, or the callback."""

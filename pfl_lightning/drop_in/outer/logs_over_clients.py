@@ -39,7 +39,15 @@ class LogsOverClients:
         before, name = "novel_" if prefix.startswith("novel_") else "", self.monitor
         if name is not None and prefix.endswith("test_"):
             name = as_test_name(name)
-        values = {f"{before}{name}": value for name, value in _over_all_samples(scores).items()}
+        values = dict[str, float]()
+        for key in sorted({key for score in scores.values() for key in score.logged}):
+            have = {client: score for client, score in scores.items() if key in score.logged}
+            logged = {client: score.logged[key] for client, score in have.items()}
+            # Means are weighted by samples, so that a mean over samples is that over all samples.
+            weights = {client: score.samples_of(key) for client, score in have.items()}
+            ways = {reduction_of(key, score.reductions) for score in have.values()}
+            over_all = over_clients(key, logged, weights, ways.pop() if len(ways) == 1 else "mean")
+            values |= {f"{before}{key}": value for key, value in over_all.items()}
         own = name == f"{prefix}accuracy".removeprefix(before)  # all statistics under a name have one source
         known = {client: s.logged.get(str(name), math.nan) if own else s.accuracy for client, s in scores.items()}
         accuracies = {client: accuracy for client, accuracy in known.items() if not math.isnan(accuracy)}
@@ -69,15 +77,3 @@ class LogsOverClients:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, stacklevel=2)
-
-
-def _over_all_samples(scores: Mapping[int, EvalMetrics]) -> dict[str, float]:
-    """Values over clients; means are weighted by samples, so that a mean over samples is that over all samples."""
-    found = dict[str, float]()
-    for name in sorted({name for score in scores.values() for name in score.logged}):
-        own = {client: score for client, score in scores.items() if name in score.logged}
-        values = {client: score.logged[name] for client, score in own.items()}
-        weights = {client: score.samples_of(name) for client, score in own.items()}
-        how = {reduction_of(name, score.reductions) for score in own.values()}
-        found |= over_clients(name, values, weights, how.pop() if len(how) == 1 else "mean")
-    return found

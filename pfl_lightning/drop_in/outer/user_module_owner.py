@@ -260,9 +260,7 @@ def _warn_of_pooled_numbers(
         epochs: ``max_epochs`` of the outer Trainer.
     """
     counts: Mapping[int, str] = getattr(data, "pooled_numbers", {})
-    if not counts:
-        return
-    own, read = getattr(data, "datamodule", None), names_in_code(module)
+    own, read = getattr(data, "datamodule", None), names_in_code(module) if counts else ()
     looked_at = [(module, name) for name in sorted(changed)]
     looked_at += [] if own is None else [(own, name) for name in vars(own) if name in read]
     known = {number * times for number in counts for times in (1, epochs or 1)}

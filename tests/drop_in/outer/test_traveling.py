@@ -45,7 +45,7 @@ def said(method=FedAvg, rounds=2, module=None, clients=5, **options):
 def test_averaged_buffers_are_named_once():
     (message,) = said(rounds=3)
     assert "of Moving that are averaged over the clients: memory, layer.shift." in message
-    assert "personal=('memory', 'layer.shift') keeps them on each client" in message
+    assert "personal=('memory', 'layer.shift') keeps them with each client" in message
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_parts_of_a_layer_and_frozen_ones():
 
 def test_the_line_is_printed_before_the_first_round(monkeypatch):
     printed = []
-    monkeypatch.setattr("pfl_lightning.drop_in.outer.traveling.rank_zero_info", printed.append)
+    monkeypatch.setattr("pfl_lightning.drop_in.outer.federation.rank_zero_info", printed.append)
     run_project(FedAvg, 3, module=Net(), cohorts=[range(5)] * 3)
     assert printed == ["Between clients and server travel all of the 6 tensors of Net"]
