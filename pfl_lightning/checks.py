@@ -168,12 +168,8 @@ def check_number_of_clients(name: str, value: int | float, because: str) -> None
     Raises:
         ConfigurationError: Names the argument and the value.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not value > 0
-        or (isinstance(value, float) and value > 1)
-    ):
+    is_share = isinstance(value, float) and 0 < value <= 1
+    if not is_share and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigurationError(
             f"{name} must be a share in (0, 1] or a number of clients of at least 1, got {value!r}; {because}"
         )

@@ -130,8 +130,12 @@ class Round:
             )
         sent = self._sent.pop(client)
         error = result.error if result.update is None else None
-        if isinstance(error, ClientCodeError):
-            self._spare(error)
+        if isinstance(error, ClientCodeError):  # which costs the client its round; before a first good one it is raised
+            cause, error.cause = error.cause, None  # its frames hold what the fit has held
+            if cause is not None and (self.on_client_error == "raise" or not self._has_good_round):
+                raise cause
+            if not shown_before("traceback", error.reason):
+                _log.warning("client %d, round %d:\n%s", error.client, self.number + 1, error.trace)
         if error is None:
             try:
                 self._check(result)
@@ -153,14 +157,6 @@ class Round:
     def _has_good_round(self) -> bool:
         """Whether the server has taken updates in an earlier round."""
         return bool(self.clients.rounds_trained.any())
-
-    def _spare(self, error: ClientCodeError) -> None:
-        """Let an exception of a client's own cost that client its round; before a first good round it is raised."""
-        cause, error.cause = error.cause, None  # its frames hold what the fit has held
-        if cause is not None and (self.on_client_error == "raise" or not self._has_good_round):
-            raise cause
-        if not shown_before("traceback", error.reason):
-            _log.warning("client %d, round %d:\n%s", error.client, self.number + 1, error.trace)
 
     def _receive_waiting(self) -> None:
         """Pass on the updates that wait, in the order of the cohort, but for those that lie far from the others.

@@ -351,5 +351,9 @@ class Federation(L.LightningModule):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load, and say in a sentence what does not fit."""
-        with saved_state.saying_what_does_not_fit():
+        try:
             return super().load_state_dict(state_dict, strict, assign)
+        except FederationError:
+            raise
+        except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
+            raise saved_state.misfit(error) from error

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.data import FederatedData
-from pfl_lightning.errors import CheckpointError, FederationError
+from pfl_lightning.errors import CheckpointError
 from pfl_lightning.state.checkpoints import as_federation_wrote, content_fault, damaged, goes_on
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["check_checkpoint", "fingerprints", "restore", "saved_content", "saying_what_does_not_fit"]
+__all__ = ["check_checkpoint", "fingerprints", "misfit", "restore", "saved_content"]
 
 
 def fingerprints(data: FederatedData) -> dict[str, str | None]:
@@ -123,20 +122,10 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
         )
 
 
-@contextmanager
-def saying_what_does_not_fit() -> Iterator[None]:
-    """Inside, a federation's state is loaded; what does not fit is said in a sentence.
-
-    Raises:
-        CheckpointError: The names or shapes of the server's state are others, or parts are missing.
-    """
-    try:
-        yield
-    except FederationError:
-        raise
-    except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
-        what = "; ".join(line.strip() for line in str(error).splitlines()[:3])
-        raise CheckpointError(
-            f"the checkpoint does not fit this federation ({type(error).__name__}: {what}); use the method, its "
-            "options and the version that it was made with"
-        ) from error
+def misfit(error: Exception) -> CheckpointError:
+    """What an error of loading a federation's state says of the checkpoint, in a sentence."""
+    what = "; ".join(line.strip() for line in str(error).splitlines()[:3])
+    return CheckpointError(
+        f"the checkpoint does not fit this federation ({type(error).__name__}: {what}); use the method, its "
+        "options and the version that it was made with"
+    )

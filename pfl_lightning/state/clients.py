@@ -266,18 +266,17 @@ class Clients:
 
     def state_dict(self) -> dict[str, Any]:
         """Content for a checkpoint: the stored states, the fixed tensors, and what local fits have handed on."""
+        (trained,) = self.rounds_trained.nonzero()  # the others need no place in the checkpoint of many clients
         return {
             **({} if self.resume_states is None else {"carried": self.resume_states.state_dict()}),
             "personal": self.personal.state_dict(),
             "encoders": list(self.labels),
             "fixed": [dict(fixed) for fixed in self._fixed],
-            "rounds_trained": self._counted(),
+            "rounds_trained": {
+                "clients": torch.from_numpy(trained),
+                "rounds": torch.from_numpy(self.rounds_trained[trained]),
+            },
         }
-
-    def _counted(self) -> dict[str, Tensor]:
-        """The clients that have trained, and in how many rounds: a checkpoint of many clients needs no more."""
-        (trained,) = self.rounds_trained.nonzero()
-        return {"clients": torch.from_numpy(trained), "rounds": torch.from_numpy(self.rounds_trained[trained])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.

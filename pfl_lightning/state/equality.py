@@ -31,10 +31,8 @@ def same(one: Any, other: Any, nan: bool = False) -> bool:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):  # a parameter may hold the same as a plain tensor
         return _same_tensors(one, other, nan)
-    return type(one) is type(other) and _same_content(one, other, nan)
-
-
-def _same_content(one: Any, other: Any, nan: bool) -> bool:
+    if type(one) is not type(other):
+        return False
     if isinstance(one, torch.Generator):
         return torch.equal(one.get_state(), other.get_state())
     if isinstance(one, Mapping):

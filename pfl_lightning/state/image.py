@@ -78,7 +78,10 @@ class UnsavedState:
                 clients.append(prefix)
                 continue
             place = f"{prefix}." if prefix else ""
-            ignored = self._ignored if module is root else _own_ignored(module)
+            ignored = self._ignored
+            if module is not root:  # such as another aggregator, which says what of it may change
+                own = getattr(module, "_base_attributes", ()), getattr(module, "not_checkpointed", ())
+                ignored = frozenset((*own[0], "_base_attributes", *own[1]))
             for name, buffer in module._buffers.items() if self._buffers else ():
                 if buffer is not None and name in module._non_persistent_buffers_set:
                     yield f"{place}{name}", self._digest(buffer)
@@ -114,12 +117,6 @@ class UnsavedState:
             known = (tensor, version, f"{tuple(tensor.shape)} {tensor.dtype} {content_hash(tensor)}")
         self._digests[id(tensor)] = known
         return known[2]
-
-
-def _own_ignored(module: nn.Module) -> frozenset[str]:
-    """Attributes that a module inside, such as another aggregator, says may change."""
-    base, ignored = getattr(module, "_base_attributes", ()), getattr(module, "not_checkpointed", ())
-    return frozenset((*base, "_base_attributes", *ignored))
 
 
 def content_hash(tensor: Tensor) -> str:
