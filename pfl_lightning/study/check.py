@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.runs.changes import listed_some
 from pfl_lightning.study.options import Config, write_yaml
 from pfl_lightning.study.plan import Run
 
@@ -43,8 +44,7 @@ def check_configs(runs: Sequence[Run]) -> None:
         if error is not None:
             wrong.setdefault(error, []).append(run.cell.name)
     if wrong:
-        others = {error: f" and {len(names) - 1} more" if len(names) > 1 else "" for error, names in wrong.items()}
-        lines = "\n".join(f"{names[0]}{others[error]}: {error}" for error, names in wrong.items())
+        lines = "\n".join(f"{listed_some(names)}: {error}" for error, names in wrong.items())
         raise UsageError(f"the study's configs do not fit pfl fit:\n{lines}")
 
 

@@ -101,7 +101,8 @@ def _conduct(path: Path, arguments: argparse.Namespace, argv: list[str]) -> None
     conductor = Conductor(found, output, arguments, argv, console)
     with explain_full_disk(output):
         if arguments.report_only:
-            conductor.report_only()
+            conductor.report()
+            conductor.print_left_over()
         elif arguments.check:
             conductor.check()
         else:

@@ -93,11 +93,6 @@ class Conductor:
         if left_out := len({run.cell.path for run in every} - rows):
             self._print(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
 
-    def report_only(self) -> None:
-        """Write the tables, and name what is there of rows that the study does not have."""
-        self.report()
-        self._print_left_over()
-
     def check(self) -> None:
         """Check every config, and print the plan."""
         self._check_configs(self._asked_runs())
@@ -248,9 +243,10 @@ class Conductor:
         left_out = len(self._all_runs()) - len(runs)
         more = f"; {left_out} more left out now" if left_out else ""
         self._print(f"{self.study.title}: {counted(len(runs), 'run')} in {self.output} ({states}){more}")
-        self._print_left_over()
+        self.print_left_over()
 
-    def _print_left_over(self) -> None:
+    def print_left_over(self) -> None:
+        """Name what is there of rows that the study does not have."""
         top = self.output / "runs"
         known = {str(cell.path).casefold() for cell in self.cells}
         for row in sorted(top.glob("*/*")):
