@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -201,10 +201,12 @@ class BatchLoader:
             order = torch.arange(self.num_samples, device=self._device)
         if self.augmented and self._raw is None:
             self._raw = self._split.raw_inputs.to(self._device)
-        parts = (self._raw, self._targets) if self.augmented else self.tensors()
+        parts: Any = (self._raw, self._targets) if self.augmented else self.tensors()
         parts = parts if self._values is None else (*parts, self._values)
         for start in range(0, self._num_batches * self.batch_size, self.batch_size):
-            batch = slice(start, start + self.batch_size) if order is None else order[start : start + self.batch_size]
+            batch: Any = (
+                slice(start, start + self.batch_size) if order is None else order[start : start + self.batch_size]
+            )
             rows, *given = (part[batch] if order is None else part.index_select(0, batch) for part in parts)
             rows = rows if self.views == 1 else rows.repeat_interleave(self.views, dim=0)
             if self.augmented:

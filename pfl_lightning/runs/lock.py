@@ -169,6 +169,11 @@ def _held(folder: str | Path) -> list[RunLock]:
     return [lock for lock in HELD if lock.is_held and lock._path.parent.resolve() == Path(folder).resolve()]
 
 
+def _close_all() -> None:
+    for lock in HELD:
+        lock.close()
+
+
 # A forked process, such as a data loader's worker, would keep the lock after its parent has been killed.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [lock.close() for lock in HELD])
+    os.register_at_fork(after_in_child=_close_all)
