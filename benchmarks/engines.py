@@ -2,12 +2,12 @@ r"""Time of a round under VectorizedEngine and its options, and as a ratio to Se
 
     python benchmarks/engines.py
     python benchmarks/engines.py --accelerator gpu --clients 20 100 --precision 32-true bf16-mixed \
-        --encoder fedpac_cnn dcpfl resnet18 --compile --cuda-graphs
+        --encoder fedpac_cnn dcpfl resnet18 --cuda-graphs
 
 The workload is that of FedPAC's Table 1 without augmentation: 600 images of 3 x 32 x 32 a client, the paper's CNN, 5
 epochs, batches of 50 (random images, so that no data set is needed). ``--encoder dcpfl`` is DC-PFL with its five
 networks, assigned in turn. Each repetition runs all engines in turn, and the median of the ratios within a repetition
-is printed, so that a machine that is shared and drifts does not decide. Warm-up rounds, in which steps are compiled,
+is printed, so that a machine that is shared and drifts does not decide. Warm-up rounds
 are not counted; evaluation is left out everywhere. What an engine said (a fallback, a group that was halved) is printed
 below the table.
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import math
 import platform
 import statistics
 import time
@@ -41,7 +40,6 @@ from pfl_lightning.datamodules import IID, FromDatasets
 
 SETTINGS = {"lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4}
 DCPFL = [f"dcpfl_cnn{number}" for number in range(1, 6)]
-USES_BEFORE_COMPILING = 10
 
 
 class RoundTimer(L.Callback):
@@ -115,11 +113,8 @@ def make_cases(args: argparse.Namespace) -> dict[str, Case]:
     for forward in args.forward:
         name = "VectorizedEngine" if forward == "auto" else f"VectorizedEngine, {forward}"
         cases[name] = Case(partial(VectorizedEngine, forward=forward))
-    accelerated = args.forward[0]
-    for compiled, captured in ((True, False), (False, True), (True, True)):
-        if compiled <= args.compile and captured <= args.cuda_graphs:
-            name = " + ".join(["compile"] * compiled + ["CUDA graphs"] * captured)
-            cases[name] = Case(partial(VectorizedEngine, forward=accelerated, compile=compiled, cuda_graphs=captured))
+    if args.cuda_graphs:
+        cases["CUDA graphs"] = Case(partial(VectorizedEngine, forward=args.forward[0], cuda_graphs=True))
     return cases
 
 
@@ -133,12 +128,10 @@ def make_data(clients: int, samples: int, batch: int) -> FromDatasets:
 
 
 def round_seconds(case: Case, clients: int, precision: str, encoder: str, args: argparse.Namespace) -> float:
-    """Seconds of a round after the warm-up: the first one has no centroids to align to, and compiles."""
-    steps = max(1, args.samples // args.batch)
-    warm_up = math.ceil((USES_BEFORE_COMPILING + 1) / steps) if args.compile else 1
+    """Seconds of a round after the warm-up: the first one has no centroids to align to."""
     timer = RoundTimer()
     trainer = L.Trainer(
-        max_epochs=warm_up + 1,
+        max_epochs=2,
         accelerator=args.accelerator,
         devices=1,
         precision=precision,  # type: ignore[arg-type]
@@ -213,8 +206,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--encoder", nargs="+", default=["fedpac_cnn"], help="registered names, or dcpfl for its five")
     parser.add_argument("--method", choices=[method.__name__ for method in m.METHODS], help="default: by the encoder")
     parser.add_argument("--forward", nargs="+", default=["auto"], choices=["auto", "vmap"])
-    parser.add_argument("--compile", action="store_true", help="also compiled (on a CPU, with --forward vmap)")
-    parser.add_argument("--cuda-graphs", action="store_true", help="also captured; with --compile, also both")
+    parser.add_argument("--cuda-graphs", action="store_true", help="also captured")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--threads", type=int, default=2)

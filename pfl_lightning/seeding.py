@@ -209,13 +209,10 @@ class GeneratorStates:
         own = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
         return cls(random.getstate(), np.random.get_state(), (torch.get_rng_state(), *own))  # noqa: NPY002
 
-    def is_as_on_host(self, other: GeneratorStates) -> bool:
-        """Whether nothing was drawn in between from Python's and NumPy's generators."""
-        return self.python == other.python and all(map(np.array_equal, self.numpy, other.numpy))
-
     def is_as(self, other: GeneratorStates) -> bool:
         """Whether nothing was drawn in between."""
-        return self.is_as_on_host(other) and all(map(torch.equal, self.tensors, other.tensors))
+        on_host = self.python == other.python and all(map(np.array_equal, self.numpy, other.numpy))
+        return on_host and all(map(torch.equal, self.tensors, other.tensors))
 
     def restore(self, device: torch.device) -> None:
         """Go on from these states."""

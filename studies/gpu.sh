@@ -137,7 +137,7 @@ if [[ -d benchmarks ]]; then
   in_minutes=$(awk "BEGIN { print 0.7 * $share / 60 }")
   if [[ $device == gpu ]]; then
     step engines "$share" "${engines[@]}" --minutes "$in_minutes" --clients 20 --precision 32-true 16-mixed bf16-mixed \
-      --encoder fedpac_cnn dcpfl resnet18 --compile --cuda-graphs || true
+      --encoder fedpac_cnn dcpfl resnet18 --cuda-graphs || true
     step engines-memory "$share" "${engines[@]}" --minutes "$in_minutes" --clients 20 50 100 200 --repetitions 1 \
       --precision 32-true bf16-mixed --encoder fedpac_cnn resnet18 || true
   else

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.client import Phase
 from pfl_lightning.datamodules import Augmentation
-from pfl_lightning.engines.vectorized.step import StepInputs
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import FedAvg
@@ -130,11 +129,3 @@ def test_wrong_numbers_of_values_are_refused():
     ):
         fit.attach(torch.zeros(3, 2))
     assert fit.values is None
-
-
-def test_inputs_of_a_step_name_the_values():
-    parts = [torch.full((2,), float(number)) for number in range(4)]
-    step = StepInputs({"w": parts[0]}, {}, (parts[1], parts[2], parts[3]))
-    assert step.names() == ("w", 3)
-    again = step.like(step.tensors())
-    assert [part is other for part, other in zip(again.tensors(), step.tensors(), strict=True)] == [True] * 4

@@ -26,7 +26,7 @@ from pfl_lightning.engines.lifecycle import (
     trains,
 )
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
-from pfl_lightning.engines.vectorized.graphs import ComputationFactory
+from pfl_lightning.engines.vectorized.graphs import make_computation
 from pfl_lightning.engines.vectorized.groups import Groups, Task
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, refuse_unusual
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
@@ -80,10 +80,6 @@ class VectorizedEngine(Engine):
         forward: ``"vmap"`` trains clients at once; ``"auto"`` does so, too, except that on a CPU models with
             convolutions, and large ones, are trained one by one as under ``SequentialEngine``, which takes no longer
             there and a fraction of the memory (``python benchmarks/engines.py --forward vmap`` times the other choice).
-        compile: Whether steps that come often are compiled by ``torch.compile``, forward and backward pass as one
-            graph; it takes a compiler, and up to minutes for the first steps of a large network. Of each phase, the
-            first eight combinations of a number of clients and a batch size are compiled, each at its tenth step; the
-            others run as they are, and so does everything, with one log line, where compiling fails.
         cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
             kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
             numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
@@ -98,7 +94,6 @@ class VectorizedEngine(Engine):
         gradient_clip_algorithm: str = "norm",
         cache_features: bool = True,
         forward: str = "auto",
-        compile: bool = False,
         cuda_graphs: bool = False,
         threads: int | None = None,
     ) -> None:
@@ -111,7 +106,7 @@ class VectorizedEngine(Engine):
         clip = partial(clip_per_client, limit=gradient_clip_val or 0.0, algorithm=gradient_clip_algorithm)
         self._clip = None if gradient_clip_val is None else clip
         self._warned: set[str] = set()
-        self._computations = ComputationFactory(compile, cuda_graphs, self.log)
+        self._make_computation = partial(make_computation, cuda_graphs=cuda_graphs, log=self.log)
         self.groups = Groups(clients_per_batch, self.log)
 
     def run_phase(
@@ -144,11 +139,7 @@ class VectorizedEngine(Engine):
         if self.forward == "vmap" or environment.device.type != "cpu":
             return True
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
-        if not convolves and sum(p.numel() for p in client.parameters()) < SMALL:
-            return True
-        if self._computations.accelerate:
-            self.log("on a CPU, forward='auto' trains such clients one by one, and compile and cuda_graphs do nothing")
-        return False
+        return not convolves and sum(p.numel() for p in client.parameters()) < SMALL
 
     # ------------------------------------------------------------------ a group
 
@@ -247,8 +238,9 @@ class VectorizedEngine(Engine):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                purpose_of_phase = f"{purpose}/{index}"
-                run_stacked_phase(client, phase, stack, environment, purpose_of_phase, self._clip, self._computations)
+                run_stacked_phase(
+                    client, phase, stack, environment, f"{purpose}/{index}", self._clip, self._make_computation
+                )
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:

@@ -6,7 +6,7 @@ import copy
 import dis
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,11 +127,6 @@ def python_state(client: FederatedClient) -> PythonState:
         for key, value in vars(module).items()
         if key not in ENGINES_OWN
     }
-
-
-def equal_attributes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether attributes, by name, hold the same; lists, dictionaries and sets may be others of equal content."""
-    return one.keys() == other.keys() and all(_alike(value, other[name]) for name, value in one.items())
 
 
 def refuse_changes(client: FederatedClient, before: PythonState, where: str) -> None:

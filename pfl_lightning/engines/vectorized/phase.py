@@ -12,11 +12,10 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.lifecycle import check_finite_losses, phase_data
 from pfl_lightning.engines.sequential import passed_through
-from pfl_lightning.engines.vectorized.graphs import ComputationFactory
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.engines.vectorized.stack import Member, Stack
-from pfl_lightning.engines.vectorized.step import Batches, StackedStep
+from pfl_lightning.engines.vectorized.step import Batches, Computation, StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
@@ -170,7 +169,7 @@ def run_stacked_phase(
     environment: FitEnvironment,
     purpose: str,
     clip: Callable[[Tensors], None] | None,
-    computations: ComputationFactory,
+    make_computation: Callable[[FederatedClient, FitEnvironment], Computation],
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 
@@ -181,7 +180,7 @@ def run_stacked_phase(
         environment: Settings of the outer Trainer.
         purpose: Purpose of the seeds of batch orders and augmentations.
         clip: Clips the gradients; ``None`` leaves them.
-        computations: Factory of the computation of a step.
+        make_computation: Makes the computation of a step.
     """
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None
@@ -190,7 +189,7 @@ def run_stacked_phase(
     # Of the client as it is, with its encoder.
     optimizer = StackedOptimizer(client, phase, stack, [stream.steps for stream in ordered])
     with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-        step = StackedStep(client, computations.make(client, phase, environment))
+        step = StackedStep(client, make_computation(client, environment))
         batches = StackedBatches(ordered, environment, uses_batch_index(client))
         losses = train(stack, step, optimizer, ordered, batches, clip)
     for row, member in enumerate(stack.members):

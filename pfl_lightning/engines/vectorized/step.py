@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,24 +44,6 @@ class StepInputs:
     batch: Batches
     in_place: bool = True
 
-    def names(self) -> tuple[Any, ...]:
-        """Names of the tensors."""
-        return (*self.trained, *self.others, len(self.batch))
-
-    def tensors(self) -> list[Tensor]:
-        """All tensors."""
-        return [*self.trained.values(), *self.others.values(), *self.batch]
-
-    def like(self, tensors: Sequence[Tensor]) -> StepInputs:
-        """Inputs with other tensors, in the order of :meth:`tensors`."""
-        rest = iter(tensors)
-        trained, others = ({name: next(rest) for name in part} for part in (self.trained, self.others))
-        return StepInputs(trained, others, tuple(rest), self.in_place)
-
-    def with_own_buffers(self) -> StepInputs:
-        """Inputs with copies of what may change."""
-        return replace(self, others={name: tensor.clone() for name, tensor in self.others.items()})
-
 
 @dataclass(frozen=True)
 class StepOutputs:
@@ -78,16 +60,8 @@ class StepOutputs:
     assigned: dict[str, Tensor]
 
 
-class Computation(Protocol):
-    """Computation of a step."""
-
-    def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
-        """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
-        ...
-
-    def settled(self, inputs: StepInputs) -> bool:
-        """Whether later steps of these shapes will be computed in the same way as now."""
-        ...
+Computation = Callable[[StepInputs, int], StepOutputs]
+"""Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
 
 
 class EagerComputation:
@@ -109,7 +83,7 @@ class EagerComputation:
 
     @torch.enable_grad()
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
-        """See :class:`Computation`."""
+        """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.trained.items()}
         vectorized = vmap(self._one, in_dims=(0, 0, 0, None), randomness="different")
         terms, assigned = vectorized(leaves, dict(inputs.others), inputs.batch, index)
@@ -119,10 +93,6 @@ class EagerComputation:
             {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None},
             {name: tensor.detach() for name, tensor in assigned.items()},
         )
-
-    def settled(self, inputs: StepInputs) -> bool:
-        """Always: there is only one way."""
-        return True
 
     def _one(self, trained: Tensors, others: Tensors, batch: Any, index: int) -> tuple[Terms, dict[str, Tensor]]:
         """Loss terms of one client, and the buffers to which the step assigned new tensors."""

@@ -31,7 +31,7 @@ from pfl_lightning.fit.tasks import (
     FitTask,
     PhaseResult,
 )
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.notices import shown_before
 
 WORTH_SHARING = 65_536
@@ -82,21 +82,6 @@ class PayloadBuilder:
         self.num_bytes += packed.num_bytes
         self._bundles[number] = (self._put(packed), common)  # held, so that no other tensor gets one of the ids
         self._places |= {id(tensor): (number, position) for position, tensor in enumerate(common)}
-
-
-class HostCopies:
-    """Broadcasts in host memory; tensors common to consecutive broadcasts are copied once and stay common."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, held so that its id stays, and its copy
-
-    def of(self, message: Broadcast) -> Broadcast:
-        """Broadcast with its tensors on the CPU."""
-        tensors = [tensor for _, _, tensor in message.tensors()]
-        if all(tensor.device.type == "cpu" for tensor in tensors):
-            return message
-        self._last = {id(tensor): self._last.get(id(tensor)) or (tensor, tensor.cpu()) for tensor in tensors}
-        return message.with_tensors(lambda tensor: self._last[id(tensor)][1])
 
 
 def _tensors_of(work: ClientWork) -> dict[int, Tensor]:
@@ -211,11 +196,8 @@ class WorkerEngine(Engine):
 
         An update is checked by the server in this process, as under the other engines, and not by the worker.
         """
-        copies = HostCopies()
         work = (
-            ClientWork(
-                self._models[id(model)], copies.of(task.broadcast), task.personal, resume_state=task.resume_state
-            )
+            ClientWork(self._models[id(model)], task.broadcast, task.personal, resume_state=task.resume_state)
             for model, task in tasks
         )
         for result in self._spread(work, "fit", self.clients_per_batch, environment):
@@ -230,11 +212,10 @@ class WorkerEngine(Engine):
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients on the workers; see :meth:`Engine.evaluate`."""
-        copies = HostCopies()
         work = (
             ClientWork(
                 self._models[id(model)],
-                copies.of(task.broadcast),
+                task.broadcast,
                 task.stored,
                 task.context.stored,
                 task.trained,

@@ -84,17 +84,6 @@ def test_clipped_gradients_agree(graphs):
     assert_same(got, expected, atol=1e-6)
 
 
-def test_compiled_steps_are_captured_once_they_are_compiled(graphs, monkeypatch):
-    monkeypatch.setattr(steps, "USES", 4)
-    monkeypatch.setattr(steps, "compile_graph", lambda graph: graph)
-    labels = [[0, 1] * 8, [1, 2] * 8]
-    engine, got, expected = trained(partial(FedAvg, epochs=3), 2, labels, {"compile": True}, encoder=normed_encoder)
-    assert not engine._warned
-    # Of 12 steps, the fourth compiles, and three more warm up; in the second round all are compiled.
-    assert [(graph.warmed_up, graph.replays) for graph in graphs] == [(4 + 3, 12 - 7), (3, 12 - 3)]
-    assert_same(got, expected, atol=1e-6)
-
-
 def test_fewer_clients_and_small_batches(graphs):
     """A graph for each number of clients with the same batches; the small batches of client 2 are none's."""
     trained(partial(FedAvg, epochs=2), 1)

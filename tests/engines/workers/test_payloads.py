@@ -13,7 +13,7 @@ from _helpers.toy import CLIENTS, GivenCohorts, Toy, assert_same, for_toy, run, 
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import Traffic
-from pfl_lightning.engines.workers.engine import HostCopies, PayloadBuilder
+from pfl_lightning.engines.workers.engine import PayloadBuilder
 from pfl_lightning.engines.workers.packing import pack, unpack
 from pfl_lightning.engines.workers.worker import ClientWork, Worker, read_switches, throw_switches
 from pfl_lightning.errors import FederationError
@@ -247,19 +247,3 @@ def test_torchs_switches_reach_the_workers():
     finally:
         throw_switches(before)
     assert read_switches() == before != switches
-
-
-class OnAnotherDevice(torch.Tensor):
-    """Tensor that claims not to be in host memory."""
-
-    device = torch.device("meta")
-
-
-def test_copies_in_host_memory_stay_in_common():
-    weights = {name: torch.randn(3).as_subclass(OnAnotherDevice) for name in "ab"}
-    copies = HostCopies()
-    first, second = (copies.of(Broadcast(client=c, round=0, weights=weights)) for c in (0, 1))
-    assert all(first.weights[name] is second.weights[name] for name in "ab")
-    assert second.client == 1
-    third = copies.of(Broadcast(client=2, round=0, weights={"a": torch.ones(3).as_subclass(OnAnotherDevice)}))
-    assert third.weights["a"] is not first.weights["a"]
