@@ -6,12 +6,12 @@ from pfl_lightning.engines.workers import engine as worker_engine
 from pfl_lightning.engines.workers import ray as ray_engine
 
 
-class FakeCluster:
-    """Stand-in for :class:`pfl_lightning.engines.workers.ray.Cluster`."""
+class FakeCluster(ray_engine.Cluster):
+    """One that starts nothing."""
 
     def __init__(self, ray, num_workers):
         self.ray, self.num_workers, self.device, self.closed = ray, num_workers, "cpu", 0
-        self.options = {"num_cpus": 1}
+        self.resources = {"num_cpus": 1}
 
     def close(self):
         self.closed += 1

@@ -6,7 +6,6 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, undefined_as_nan
@@ -53,14 +53,9 @@ class ClassScores:
         self._right, self._seen, self._missing = 0.0, 0, num_classes == 1
         self.forward_called = False
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> RemovableHandle:
         """See what ``forward`` returns inside."""
-        handle = self._module.register_forward_hook(self._keep)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return self._module.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, arguments: Any, output: Any) -> None:
         self._given, self.forward_called = output, True
@@ -180,9 +175,8 @@ def score_module(
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
         notes.progress_bar_names = {as_test_name(name) for name in notes.progress_bar_names}
-        notes.best = {as_test_name(name): how for name, how in notes.best.items()}
-        notes.reductions = {as_test_name(name): how for name, how in notes.reductions.items()}
-        notes.loaders = {as_test_name(name): own for name, own in notes.loaders.items()}
+        for name in ("best", "reductions", "loaders"):
+            setattr(notes, name, {as_test_name(key): value for key, value in getattr(notes, name).items()})
     sizes = getattr(part, "sizes", ())
     noted = (frozenset(notes.progress_bar_names), notes.best, sizes, notes.of_loaders if sizes else {})
     return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted, notes.reductions)

@@ -120,17 +120,13 @@ class WorkerProcess:
             self._process = launch(theirs.fileno())
         self.connection = Connection(ours.detach())
         self.ended: str | None = None
-        self._send((threads, list(path)))
+        self.send("__init__", threads, list(path))
 
     def send(self, method: str, *arguments: Any) -> None:
-        """Send a call."""
-        self._send((method, arguments))
-
-    def _send(self, message: Any) -> None:
-        """Send a message; one to a process that has ended is lost."""
+        """Send a call; one to a process that has ended is lost."""
         if self.ended is None:
             try:
-                send(self.connection, message)
+                send(self.connection, (method, arguments))
             except OSError:
                 self._note_end()
 
@@ -205,7 +201,7 @@ def serve(handle: int) -> None:
         signal.signal(getattr(signal, name), lambda *_: None)
     connection, calls = Connection(handle), SimpleQueue[Any]()
     Thread(target=_take_calls, args=(connection, calls), daemon=True).start()
-    threads, path = calls.get()
+    _, (threads, path) = calls.get()
     worker = Worker(threads, path, get=SharedBytes.load)
     while True:
         method, arguments = calls.get()

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pfl_lightning.checks import check_at_least, check_number
@@ -83,7 +84,7 @@ class RayEngine(WorkerEngine):
             ConfigurationError: Ray is not installed, or no cluster answers at the address.
         """
         on_gpu = environment.device.type == "cuda"
-        return RayHost(Cluster(self.address, self.workers, threads, self.gpus_per_worker, on_gpu, self.runtime_env))
+        return Cluster(self.address, self.workers, threads, self.gpus_per_worker, on_gpu, self.runtime_env)
 
 
 @dataclass(eq=False)
@@ -103,52 +104,6 @@ class RayWorker:
         """End the actor."""
         with suppress(Exception):  # Ray itself may have died
             self.ray.kill(self.actor)
-
-
-class RayHost(WorkerHost):
-    """Host of a cluster of Ray.
-
-    Args:
-        cluster: The connection.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._ray = cluster, cluster.ray
-        self.num_workers, self.device, self.resources = cluster.num_workers, cluster.device, cluster.options
-        # Nothing is retried elsewhere: a dead worker is replaced by the pool, where its jobs are known.
-        self._make = self._ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **cluster.options)
-
-    def start(self, threads: int) -> RayWorker:
-        """Start an actor."""
-        with _errors_translated(self._ray):
-            return RayWorker(self._ray, self._make.remote(threads, sys.path, get=self._ray.get))
-
-    def receive(self, workers: Sequence[RayWorker], timeout: float) -> tuple[RayWorker, Any] | None:
-        """Wait for the first reply, or the first actor that has died."""
-        waiting = {worker.replies[0]: worker for worker in workers}
-        with _errors_translated(self._ray):
-            ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=timeout)
-        if not ready:
-            return None
-        worker = waiting[ready[0]]
-        try:
-            with _errors_translated(self._ray):
-                return worker, self._ray.get(worker.replies.popleft())
-        except WorkerDiedError as error:
-            return worker, error
-
-    def put(self, packed: Packed) -> Any:
-        """Put an object into Ray's memory."""
-        with _errors_translated(self._ray):
-            return self._ray.put(packed)
-
-    def free(self) -> Any:
-        """Resources that Ray has left."""
-        return self._ray.available_resources()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._cluster.close()
 
 
 @contextmanager
@@ -177,8 +132,8 @@ def require_ray() -> Any:
     return ray
 
 
-class Cluster:
-    """Connection to Ray: started here, joined by address, or already open in this process.
+class Cluster(WorkerHost):
+    """Host of workers, and the connection to Ray: started here, joined by address, or already open in this process.
 
     Args:
         address: Address of a running cluster (``"auto"``, ``"host:6379"``); ``None`` starts one on this machine.
@@ -191,7 +146,7 @@ class Cluster:
     Attributes:
         ray: The module ``ray``, connected.
         num_workers: Number of workers.
-        options: Ray's resources of a worker.
+        resources: Ray's options of a worker.
         device: Device of a worker.
 
     Raises:
@@ -235,8 +190,8 @@ class Cluster:
                 gpus_per_worker = gpu_share(gpus, self.num_workers) if on_gpu else 0.0
             if gpus_per_worker > gpus:
                 raise ConfigurationError(f"gpus_per_worker is {gpus_per_worker}, Ray finds {gpus:g} GPUs")
-            self.options: dict[str, Any] = {"num_cpus": cpus_per_worker, "num_gpus": gpus_per_worker}
-            self.options |= {"runtime_env": runtime_env} if runtime_env else {}
+            self.resources = {"num_cpus": cpus_per_worker, "num_gpus": gpus_per_worker}
+            self.resources |= {"runtime_env": runtime_env} if runtime_env else {}
             self.device = "cuda" if gpus_per_worker > 0 else "cpu"
         except BaseException:
             self.close()
@@ -255,6 +210,39 @@ class Cluster:
     def _init(self, **options: Any) -> None:
         with _signals_kept_from_children(), _own_handler_of_sigterm():
             self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
+
+    def start(self, threads: int) -> RayWorker:
+        """Start an actor."""
+        with _errors_translated(self.ray):
+            return RayWorker(self.ray, self._actor.remote(threads, sys.path, get=self.ray.get))
+
+    @cached_property
+    def _actor(self) -> Any:
+        # Nothing is retried elsewhere: a dead worker is replaced by the pool, where its jobs are known.
+        return self.ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **self.resources)
+
+    def receive(self, workers: Sequence[RayWorker], timeout: float) -> tuple[RayWorker, Any] | None:
+        """Wait for the first reply, or the first actor that has died."""
+        waiting = {worker.replies[0]: worker for worker in workers}
+        with _errors_translated(self.ray):
+            ready, _ = self.ray.wait(list(waiting), num_returns=1, timeout=timeout)
+        if not ready:
+            return None
+        worker = waiting[ready[0]]
+        try:
+            with _errors_translated(self.ray):
+                return worker, self.ray.get(worker.replies.popleft())
+        except WorkerDiedError as error:
+            return worker, error
+
+    def put(self, packed: Packed) -> Any:
+        """Put an object into Ray's memory."""
+        with _errors_translated(self.ray):
+            return self.ray.put(packed)
+
+    def free(self) -> Any:
+        """Resources that Ray has left."""
+        return self.ray.available_resources()
 
     def close(self) -> None:
         """Disconnect; a Ray instance that was started here is shut down."""

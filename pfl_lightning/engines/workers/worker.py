@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -242,16 +242,13 @@ class Worker:
             (model, FitTask(context, work.broadcast.to(environment.device), work.state, work.resume_state))
             for work, model, context in self._clients(payload, training=True)
         ]
-        with torch.enable_grad(), _step_context(environment, training=True):
-            return self._results(tasks)
-
-    def _results(self, tasks: list[tuple[FederatedClient, FitTask]]) -> list[Any]:
         results = []
-        for result in self._engine.run(tasks, self._environment):
-            if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
-                result.error.cause = unpack(pack_error(result.error.cause))
-            # What is packed shares the result's memory, and a personal state is valid until the next is asked for.
-            results.append(result if len(tasks) == 1 else result.with_own_state())
+        with torch.enable_grad(), environment.precision.train_step_context():
+            for result in self._engine.run(tasks, environment):
+                if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
+                    result.error.cause = unpack(pack_error(result.error.cause))
+                # What is packed shares the result's memory, and a personal state is valid until the next is asked for.
+                results.append(result if len(tasks) == 1 else result.with_own_state())
         return results
 
     @torch.no_grad()
@@ -264,7 +261,7 @@ class Worker:
             attributes = work.resume_state or b""
             task = EvaluationTask(context, broadcast, work.state, work.trained, validation, test, attributes)
             tasks.append((model, task))
-        with _step_context(environment, training=False):
+        with environment.precision.val_step_context():
             return list(self._engine.evaluate(tasks, environment))
 
     def _clients(self, payload: Payload, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, FitContext]]:
@@ -288,12 +285,6 @@ class Worker:
                 where = traceback.format_exc()  # before the error loses its frames
                 value, error = None, pack_error(found)
         return Reply(value, error, where, tuple(notices()))
-
-
-def _step_context(environment: FitEnvironment, *, training: bool) -> AbstractContextManager[Any]:
-    """Context manager of the outer Trainer's precision around a step: a default type, or autocast."""
-    precision = environment.precision
-    return precision.train_step_context() if training else precision.val_step_context()
 
 
 def _on_device(precision: Precision, device: torch.device) -> Precision:

@@ -39,7 +39,7 @@ class RunningRay(SimpleNamespace):
 @pytest.mark.parametrize(("gpus", "workers", "share"), SHARES)
 def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers, share):
     monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
-    found = cluster.Cluster(None, workers, 1, None, True).options["num_gpus"]
+    found = cluster.Cluster(None, workers, 1, None, True).resources["num_gpus"]
     assert found == pytest.approx(share)
     assert found <= 1 or found == int(found)
 
