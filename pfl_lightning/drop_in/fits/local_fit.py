@@ -260,7 +260,8 @@ class LocalValidation(L.Callback):
         watched += [each for each in trainer.callbacks if getattr(each, "monitor", None) is not None]
         known = {f"{name}{end}" for name in self._record.names for end in ("", "_step", "_epoch")}
         missing = [each for each in watched if each.monitor not in known]
-        plateau = not pl_module.automatic_optimization and _has_plateau(trainer)
+        stepped = [] if pl_module.automatic_optimization else trainer.lr_scheduler_configs
+        plateau = any(hasattr(config.scheduler, "num_bad_epochs") for config in stepped)
         steps = plateau or _may_step_in_validation(trainer, pl_module)
         if not (missing or steps or self._reads):
             return
@@ -279,10 +280,6 @@ class LocalValidation(L.Callback):
             self._reason,
             names,
         )
-
-
-def _has_plateau(trainer: Any) -> bool:
-    return any(hasattr(config.scheduler, "num_bad_epochs") for config in trainer.lr_scheduler_configs)
 
 
 def _may_step_in_validation(trainer: Any, module: L.LightningModule) -> bool:

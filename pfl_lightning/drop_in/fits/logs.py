@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
@@ -200,15 +200,10 @@ class LogRecord(Notes):
 
     def _size_of_batch(self) -> int:
         if self._batch_size is None:
-            self._batch_size = 1 if self._batch is None else _number_of_samples(self._batch)
+            self._batch_size = 1  # of none, or of an object that shows no tensors: all batches weigh the same
+            with suppress(RuntimeError, MisconfigurationException):
+                self._batch_size = 1 if self._batch is None else int(extract_batch_size(self._batch))
         return self._batch_size
-
-
-def _number_of_samples(batch: Any) -> int:
-    try:
-        return int(extract_batch_size(batch))
-    except (RuntimeError, MisconfigurationException):  # an object that shows no tensors: all batches weigh the same
-        return 1
 
 
 MEANINGLESS = re.compile(r"No (positive|negative) samples|.*(should be meaningless|is undefined)")

@@ -140,13 +140,9 @@ def held_schedulers(module: nn.Module, configured: Any) -> list[LRScheduler]:
         module: The module, whose attributes they are.
         configured: What ``configure_optimizers`` returned.
     """
-    found = list(flat_objects(configured))
+    found = {id(each) for each in flat_objects(configured)}
     own = [value for value in vars(module).values() if isinstance(value, LRScheduler)]
-    return [each for each in own if not _among(each, found) and _among(each.optimizer, found)]
-
-
-def _among(one: Any, others: list[Any]) -> bool:
-    return any(one is other for other in others)
+    return [each for each in own if id(each) not in found and id(each.optimizer) in found]
 
 
 def warn_of_counters(module: L.LightningModule) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -51,19 +52,13 @@ class OwnData:
 
     def hooks(self, owner: Any) -> dict[str, Callable[[], Any]]:
         """The client's own loaders in the place of the hooks that a module has."""
-        return {
-            HOOKS[stage]: self._giving(stage, part)
-            for stage, part in self._parts.items()
-            if brings(owner, HOOKS[stage]) and any(True for _ in divided(part))
-        }
-
-    def _giving(self, stage: str, part: Any) -> Callable[[], Any]:
-        size = self._data.batch_size if stage == "train" else self._data.eval_batch_size
-
-        def loader() -> Any:
-            return self._loader(stage, part, size, stage == "train", self._data.drop_last)
-
-        return loader
+        found = dict[str, Callable[[], Any]]()
+        for stage, part in self._parts.items():
+            if brings(owner, HOOKS[stage]) and any(True for _ in divided(part)):
+                size = self._data.batch_size if stage == "train" else self._data.eval_batch_size
+                loader = partial(self._loader, stage, part, size, stage == "train", self._data.drop_last)
+                found[HOOKS[stage]] = loader
+        return found
 
     def _own(self, value: Any) -> Any:
         if isinstance(value, DataLoader):
@@ -75,10 +70,10 @@ class OwnData:
             return self._combined(value)
         if type(value) in (list, tuple):
             parts = [self._own(one) for one in value]
-            return value if all(map(_is, parts, value)) else type(value)(parts)
+            return value if all(map(is_, parts, value)) else type(value)(parts)
         if type(value) is dict:
             entries = {key: self._own(one) for key, one in value.items()}
-            return value if all(map(_is, entries.values(), value.values())) else entries
+            return value if all(map(is_, entries.values(), value.values())) else entries
         return value
 
     def _own_loader(self, value: DataLoader[Any]) -> Any:
@@ -166,7 +161,3 @@ def standing_in(
 
 def _given(loader: Any) -> Any:
     return loader
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other

@@ -159,15 +159,8 @@ class VectorizedEngine(Engine):
         except Exception as error:  # one by one, it belongs to a known client
             _log.debug("the training of %d clients at once ended", len(group), exc_info=error)
             return None
-        return self._results(client, members, environment, (time.perf_counter() - start) / len(members))
-
-    def _results(
-        self, client: FederatedClient, members: list[Member], environment: FitEnvironment, seconds: float
-    ) -> Iterator[FitResult]:
-        for member in members:
-            with naming_clients(member.context.client, round=member.context.round):
-                result = self._conclude(client, member, environment, seconds)
-            yield result
+        seconds = (time.perf_counter() - start) / len(members)
+        return (self._conclude(client, member, environment, seconds) for member in members)
 
     def _evaluate_together(
         self, client: FederatedClient, group: list[EvaluationTask], environment: FitEnvironment
@@ -274,19 +267,20 @@ class VectorizedEngine(Engine):
         context, start = member.context, time.perf_counter()
         if member.error is not None:
             return FitResult.failed(context, seconds, member.error)
-        try:
-            assert member.random_state is not None
-            put_state(client, member.state)
-            if member.phases:  # again for each, as make_update may change modes and leave gradients
-                enter_phase(client, member.phases[-1])
-            else:
-                client.train()
-            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with local_fit(environment), torch_seed(seed, python=True):
-                member.random_state.restore(environment.device)
-                context = replace(context, num_steps=member.num_steps)
-                concluded = conclude(client, context, member.before)
-            return fit_result(client, context, concluded, member.losses, seconds + time.perf_counter() - start)
-        except Exception as error:
-            failed = failure(error, client, context, environment).with_traceback(None)
-            return FitResult.failed(context, seconds + time.perf_counter() - start, failed)
+        with naming_clients(context.client, round=context.round):
+            try:
+                assert member.random_state is not None
+                put_state(client, member.state)
+                if member.phases:  # again for each, as make_update may change modes and leave gradients
+                    enter_phase(client, member.phases[-1])
+                else:
+                    client.train()
+                seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
+                with local_fit(environment), torch_seed(seed, python=True):
+                    member.random_state.restore(environment.device)
+                    context = replace(context, num_steps=member.num_steps)
+                    concluded = conclude(client, context, member.before)
+                return fit_result(client, context, concluded, member.losses, seconds + time.perf_counter() - start)
+            except Exception as error:
+                failed = failure(error, client, context, environment).with_traceback(None)
+                return FitResult.failed(context, seconds + time.perf_counter() - start, failed)

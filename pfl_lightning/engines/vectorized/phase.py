@@ -143,7 +143,8 @@ def run_stacked_phase(
         own = {name: values[row, : ordered[row].steps] for name, values in losses.items() if ordered[row].steps}
         try:
             check_finite_losses(list(own.get("loss", ())), member.context, phase)
-            member.add_losses({name: float(values.float().mean()) for name, values in own.items()})
+            for name, values in own.items():
+                member.losses.setdefault(name, []).append(float(values.float().mean()))
         except NonFiniteLossError as error:
             member.error = error.with_traceback(None)  # whose frames hold the stack
 

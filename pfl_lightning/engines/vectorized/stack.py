@@ -48,11 +48,6 @@ class Member:
     num_steps: int = 0
     error: ClientError | None = None
 
-    def add_losses(self, found: dict[str, float]) -> None:
-        """Add the means of a phase."""
-        for name, value in found.items():
-            self.losses.setdefault(name, []).append(value)
-
     @property
     def kind(self) -> tuple[Any, ...]:
         """Key of the members that can be stacked together."""

@@ -62,7 +62,8 @@ class PayloadBuilder:
         """Payload of some clients."""
         own: dict[int, Tensor] = {}
         for piece in work:
-            tensors = _tensors_of(piece)
+            found = (*(tensor for _, _, tensor in piece.broadcast.tensors()), *piece.state.values())
+            tensors = {id(tensor): tensor for tensor in found if type(tensor) is torch.Tensor}
             self._bundle(piece.model, tensors)
             own |= tensors
             self._last[piece.model] = tensors
@@ -82,12 +83,6 @@ class PayloadBuilder:
         self.num_bytes += packed.num_bytes
         self._bundles[number] = (self._put(packed), common)  # held, so that no other tensor gets one of the ids
         self._places |= {id(tensor): (number, position) for position, tensor in enumerate(common)}
-
-
-def _tensors_of(work: ClientWork) -> dict[int, Tensor]:
-    """Tensors of a client's work by id, in a fixed order."""
-    found = [tensor for _, _, tensor in work.broadcast.tensors()] + list(work.state.values())
-    return {id(tensor): tensor for tensor in found if type(tensor) is torch.Tensor}
 
 
 EVALUATED_TOGETHER = 4

@@ -199,7 +199,9 @@ class Cluster(WorkerHost):
 
     def _connect(self, address: str) -> None:
         try:
-            _knock(address)  # Ray itself would try for minutes, and end this process
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():  # Ray itself would try for minutes, and end this process
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
             self._init(address=address)
         except Exception as error:
             raise ConfigurationError(
@@ -208,7 +210,7 @@ class Cluster(WorkerHost):
             ) from error
 
     def _init(self, **options: Any) -> None:
-        with _signals_kept_from_children(), _own_handler_of_sigterm():
+        with _own_signals():
             self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
     def start(self, threads: int) -> RayWorker:
@@ -251,19 +253,22 @@ class Cluster(WorkerHost):
 
 
 @contextmanager
-def _signals_kept_from_children() -> Iterator[None]:
-    """Block a job scheduler's signals in the processes that are started here.
+def _own_signals() -> Iterator[None]:
+    """Keep signals as they are while Ray starts: those of a job scheduler, and what SIGTERM does here.
 
-    SLURM sends them to all processes of a job. They are for the Trainer, and would kill Ray.
+    SLURM sends its signals to all processes of a job. They are for the Trainer, and would kill Ray, in whose processes
+    they are blocked. On SIGTERM Ray would end this process with exit code 15, without teardown: Lightning's handler,
+    which ends a fit in order, would call that of Ray first.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    handler, masks = signal.getsignal(signal.SIGTERM), hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2}) if masks else set()
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # one that came meanwhile arrives now
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # one that came meanwhile arrives now
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
@@ -283,20 +288,6 @@ def listening_here_alone() -> Iterator[None]:
     finally:  # another run of this process may join a cluster
         constants.ENABLE_RAY_CLUSTER = before
         del os.environ[CLUSTERS]
-
-
-@contextmanager
-def _own_handler_of_sigterm() -> Iterator[None]:
-    """Keep Ray from deciding what this process does on SIGTERM: Ray would end it with exit code 15, without teardown.
-
-    Lightning's handler, which ends a fit in order, would call that of Ray first.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _warn_if_reachable(ray: Any) -> None:
@@ -321,10 +312,3 @@ def gpu_share(gpus: float, workers: int) -> float:
     if gpus < 1:
         return gpus / workers
     return float(gpus // workers) if workers <= gpus else 1 / math.ceil(workers / int(gpus))
-
-
-def _knock(address: str, seconds: float = 10.0) -> None:
-    """Try a connection to ``host:port``; other addresses are left to Ray."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), seconds).close()

@@ -205,7 +205,17 @@ class Worker:
                     f"a worker has other versions than this process: {versions()} there, {expected} here; the results "
                     "would differ. Install the same on all nodes"
                 )
-            self._prepare(self._get(setup[0]), self._get(data[0]), torch.device(device))
+            self._data = unpack(self._get(data[0]), copy=False)
+            found: Setup = unpack(self._get(setup[0]), {DATA_SETS: getattr(self._data, "divided_datasets", ())})
+            throw_switches(found.switches)
+            self._filters, self._engine, there = found.filters, found.engine, torch.device(device)
+            if there.type == "cuda" and not torch.cuda.is_available():
+                raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
+            precision = _on_device(found.environment.precision, there)
+            self._environment = replace(found.environment, device=there, precision=precision)
+            self._models = tuple(model.to(there) for model in found.models)
+            self._engine.threads = torch.get_num_threads()  # chosen where the workers were started
+            self._engine.start(self._models, self._data, self._environment)
 
         return self._answer(take)
 
@@ -220,21 +230,6 @@ class Worker:
     def evaluate(self, payload: Payload) -> Reply:
         """Evaluate the clients of a payload; the value is a list of their results."""
         return self._answer(lambda: self._evaluate(payload))
-
-    def _prepare(self, setup: Packed, data: Packed, device: torch.device) -> None:
-        self._data = unpack(data, copy=False)
-        found: Setup = unpack(setup, {DATA_SETS: getattr(self._data, "divided_datasets", ())})
-        throw_switches(found.switches)
-        self._filters = found.filters
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
-        self._environment = replace(
-            found.environment, device=device, precision=_on_device(found.environment.precision, device)
-        )
-        self._models = tuple(model.to(device) for model in found.models)
-        self._engine = found.engine
-        self._engine.threads = torch.get_num_threads()  # chosen where the workers were started
-        self._engine.start(self._models, self._data, self._environment)
 
     def _fit(self, payload: Payload) -> list[Any]:
         environment = self._environment
