@@ -246,7 +246,7 @@ def test_a_value_that_the_accuracies_replace_is_named_once():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         _, trainer = run_project(FedAvg, 2, module=Colliding())
-    found = [str(each.message) for each in said if "these replace it" in str(each.message)]
+    found = [str(each.message) for each in said if "accuracies over clients replace: rename it" in str(each.message)]
     assert len(found) == 1
     assert "Colliding logs 'val_accuracy/mean', which" in found[0]
     assert 0 <= float(trainer.callback_metrics["val_accuracy/mean"]) <= 1
