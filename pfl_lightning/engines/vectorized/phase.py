@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
+from pfl_lightning.data import BatchSource
 from pfl_lightning.engines.lifecycle import check_finite_losses, phase_data
 from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
@@ -39,18 +41,28 @@ class Stream:
     ) -> None:
         context = member.context
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        loader = phase_data(client, phase, context).loader(generator)
-        loader = loader if member.features is None else loader.with_inputs(member.features)
+        data = phase_data(client, phase, context)
+        loader = data.loader(generator)
         self._length = len(loader)
         self.steps = phase.epochs * self._length
         self.index, self.epoch_ended = -1, True
-        self._items = chain.from_iterable(repeat(loader, phase.epochs))
+        if not loader.augmented:  # the samples of an epoch at once, in the same order, of which batches are views
+            loader = replace(data, batch_size=data.num_samples, drop_last=False).loader(generator)
+        loader = loader if member.features is None else loader.with_inputs(member.features)
+        self._items = _batches(loader, data.batch_size, self._length, phase.epochs)
 
     def next(self) -> Batch:
         """Parts of the next batch."""
         self.index = (self.index + 1) % self._length
         self.epoch_ended = self.index + 1 == self._length
         return next(self._items)
+
+
+def _batches(loader: BatchSource, size: int, count: int, epochs: int) -> Iterator[Batch]:
+    """So many batches of each epoch; they do not hold the stream, whose memory ends with its group."""
+    for _ in range(epochs):
+        pieces = (zip(*(part.split(size) for part in item), strict=True) for item in loader)
+        yield from islice(chain.from_iterable(pieces), count)
 
 
 def next_batches(
