@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -141,6 +141,19 @@ class FitData:
                 f"{tuple(values.shape)}; give them in the order of tensors()"
             )
         self.values = values.detach().to(self.device)
+
+    def positions(self, generator: torch.Generator) -> Iterator[Tensor]:
+        """One epoch of :meth:`loader` without augmentation, as positions in :meth:`tensors`, on the CPU.
+
+        Yields:
+            Positions of a batch's samples, (B,) or, with several views, (B, views).
+        """
+        count = self.num_samples
+        options: dict[str, Any] = {} if self.views == 1 else {"views": self.views}
+        whole = self.part.loader(count, generator=generator, shuffle=True, **options)
+        ((order, _),) = whole.with_inputs(torch.arange(count))
+        batches = order.split(self.batch_size)
+        yield from batches[: count // self.batch_size] if self.drop_last else batches
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All inputs (n, ...) and labels (n,), not augmented."""

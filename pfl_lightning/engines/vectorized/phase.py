@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.data import BatchSource
 from pfl_lightning.engines.lifecycle import check_finite_losses, phase_data
 from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
@@ -20,6 +17,7 @@ from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.engines.vectorized.stack import Member, Stack
 from pfl_lightning.engines.vectorized.step import Batches, Computation, StackedStep
 from pfl_lightning.errors import NonFiniteLossError
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import seeded_generator
 
@@ -30,67 +28,110 @@ Tensors = Mapping[str, Tensor]
 class Stream:
     """Batches of one client in all epochs of a phase, in the same order as under every other engine.
 
+    Batches without augmentation are given by the positions of their samples, so that those of all clients can be
+    gathered at once.
+
     Attributes:
         steps: Number of batches, over all epochs.
+        pooled: Whether the stream gives positions.
         index: Number of the last batch in its epoch.
         epoch_ended: Whether it was the epoch's last.
+        offset: Offset added to positions.
     """
 
     def __init__(
         self, client: FederatedClient, member: Member, phase: Phase, environment: FitEnvironment, purpose: str
     ) -> None:
         context = member.context
-        generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        data = phase_data(client, phase, context)
-        loader = data.loader(generator)
-        self._length = len(loader)
-        self.steps = phase.epochs * self._length
-        self.index, self.epoch_ended = -1, True
-        if not loader.augmented:  # the samples of an epoch at once, in the same order, of which batches are views
-            loader = replace(data, batch_size=data.num_samples, drop_last=False).loader(generator)
-        loader = loader if member.features is None else loader.with_inputs(member.features)
-        self._items = _batches(loader, data.batch_size, self._length, phase.epochs)
+        self._data = phase_data(client, phase, context)
+        self._generator = seeded_generator(environment.seed, purpose, context.round, context.client)
+        loader = self._data.loader(self._generator)
+        self._loader = loader if member.features is None else loader.with_inputs(member.features)
+        self._epochs = phase.epochs
+        self.steps = phase.epochs * len(self._loader)
+        self.pooled = not self._loader.augmented
+        self.index, self.epoch_ended, self.offset = -1, True, 0
+        self._items: Iterator[Batch] | None = None
 
     def next(self) -> Batch:
-        """Parts of the next batch."""
-        self.index = (self.index + 1) % self._length
-        self.epoch_ended = self.index + 1 == self._length
-        return next(self._items)
+        """Parts of the next batch, or its positions alone."""
+        if self._items is None:
+            self._items = _items(self._data, self._loader, self._generator, self._epochs, self.pooled)
+        item, length = next(self._items), len(self._loader)
+        self.index = (self.index + 1) % length
+        self.epoch_ended = self.index + 1 == length
+        return (item[0] + self.offset,) if self.pooled else item
+
+    def tensors(self) -> Batch:
+        """All inputs (n, ...), labels (n,) and attached values, to which positions refer."""
+        values = () if self._data.values is None else (self._data.values,)
+        return (*self._loader.tensors(), *values)
 
 
-def _batches(loader: BatchSource, size: int, count: int, epochs: int) -> Iterator[Batch]:
-    """So many batches of each epoch; they do not hold the stream, whose memory ends with its group."""
+def _items(data: FitData, loader: Any, generator: torch.Generator, epochs: int, pooled: bool) -> Iterator[Batch]:
+    """All batches of a client, or their positions; they do not hold the stream, whose memory ends with its group."""
     for _ in range(epochs):
-        pieces = (zip(*(part.split(size) for part in item), strict=True) for item in loader)
-        yield from islice(chain.from_iterable(pieces), count)
+        yield from ((positions,) for positions in data.positions(generator)) if pooled else loader
 
 
-def next_batches(
-    streams: Sequence[Stream], environment: FitEnvironment, by_index: bool
-) -> Iterator[tuple[Tensor | None, int, Batches]]:
-    """Next batches of some clients, stacked where their shapes are the same.
+class StackedBatches:
+    """Next batches of the clients, stacked where their shapes are the same.
 
     Args:
         streams: The clients' streams, in the stack's order.
         environment: Settings of the outer Trainer.
         by_index: Whether batches of different numbers are kept separate.
-
-    Yields:
-        The clients' rows, or None for all of them; the batch's number in its epoch, of at least one of them; and the
-        batches.
     """
-    groups: dict[object, tuple[list[int], list[Batch], int]] = {}
-    for row, stream in enumerate(streams):
-        item = stream.next()
-        key = (item[0].shape, stream.index if by_index else 0)
-        rows, items, _ = groups.setdefault(key, ([], [], stream.index))
-        rows.append(row)
-        items.append(item)
-    for rows, items, index in groups.values():
-        batch: Batches = environment.precision.convert_input(
-            tuple(torch.stack(column) for column in zip(*items, strict=True))
-        )
-        yield None if len(rows) == len(streams) else torch.tensor(rows, device=batch[0][0].device), index, batch
+
+    def __init__(self, streams: Sequence[Stream], environment: FitEnvironment, by_index: bool) -> None:
+        self._environment, self._by_index = environment, by_index
+        self._pool: Batch | None = None
+        self._common: int | None = None  # number of samples whose inputs are the same tensor for all clients
+        parts = [stream.tensors() for stream in streams] if all(s.pooled for s in streams) else []
+        if len({tuple((column.shape[1:], column.dtype) for column in part) for part in parts}) == 1:
+            offset = 0
+            for stream, part in zip(streams, parts, strict=True):
+                stream.offset = offset
+                offset += len(part[0])
+            inputs, *others = zip(*parts, strict=True)
+            if all(own is inputs[0] for own in inputs):  # public samples, and one client alone
+                self._common = len(inputs[0])
+            pooled = inputs[0] if self._common is not None else torch.cat(inputs)
+            self._pool = (pooled, *(torch.cat(column) for column in others))
+        else:
+            for stream in streams:
+                stream.pooled = False
+
+    def next(self, active: Sequence[Stream]) -> Iterator[tuple[Tensor | None, int, Batches]]:
+        """Next batch of every active client.
+
+        Yields:
+            The clients' rows, or None for all active ones; the batch's number in its epoch, of at least one of them;
+            and the batches.
+        """
+        groups: dict[object, tuple[list[int], list[Batch], int]] = {}
+        for row, stream in enumerate(active):
+            item = stream.next()
+            key = (item[0].shape, stream.index if self._by_index else 0)
+            rows, items, _ = groups.setdefault(key, ([], [], stream.index))
+            rows.append(row)
+            items.append(item)
+        for rows, items, index in groups.values():
+            batch: Batches = self._environment.precision.convert_input(self._together(items))
+            complete = len(rows) == len(active)
+            yield None if complete else torch.tensor(rows, device=batch[0][0].device), index, batch
+
+    def _together(self, items: Sequence[Batch]) -> Batches:
+        if self._pool is None:
+            return tuple(torch.stack(column) for column in zip(*items, strict=True))
+        inputs, *others = self._pool
+        positions = torch.stack([item[0] for item in items]).to(
+            inputs.device, non_blocking=True
+        )  # (R, B), or (R, B, views)
+        samples = positions if positions.ndim == 2 else positions[..., 0]
+        rows = positions if self._common is None else positions % self._common
+        gathered = inputs.index_select(0, rows.flatten()).unflatten(0, positions.shape)
+        return (gathered, *(other.index_select(0, samples.flatten()).unflatten(0, samples.shape) for other in others))
 
 
 @torch.no_grad()
@@ -149,7 +190,7 @@ def run_stacked_phase(
     optimizer = StackedOptimizer(client, phase, stack, [stream.steps for stream in ordered])
     with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
         step = StackedStep(client, make_computation(client, environment))
-        batches = partial(next_batches, environment=environment, by_index=uses_batch_index(client))
+        batches = StackedBatches(ordered, environment, uses_batch_index(client))
         losses = train(stack, step, optimizer, ordered, batches, clip)
     for row, member in enumerate(stack.members):
         own = {name: values[row, : ordered[row].steps] for name, values in losses.items() if ordered[row].steps}
@@ -166,7 +207,7 @@ def train(
     step: StackedStep,
     optimizer: StackedOptimizer,
     streams: Sequence[Stream],
-    batches: Callable[[Sequence[Stream]], Iterator[tuple[Tensor | None, int, Batches]]],
+    batches: StackedBatches,
     clip: Callable[[Tensors], None] | None,
 ) -> dict[str, Tensor]:
     """Take all steps of a phase, of clients of which those with more batches come first.
@@ -183,7 +224,7 @@ def train(
             step.bind(stack.tensors, count)
             optimizer.bind({name: stack.tensors[name][:count] for name in optimizer.names})
         step.begin()
-        for rows, index, batch in batches(active):
+        for rows, index, batch in batches.next(active):
             for name, values in step.run(rows, batch, index).items():
                 if name not in losses:
                     losses[name] = values.new_zeros((len(streams), steps))

@@ -12,6 +12,7 @@ from PIL import Image
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import IID, ClientSplit, FederatedDataModule, ImageFolder, Samples
 from pfl_lightning.datamodules.clients.samples import with_public
+from pfl_lightning.engines.vectorized.phase import StackedBatches
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import HELD, PublicSamples, _inputs, public_positions
 from pfl_lightning.methods import KTpFL
@@ -238,9 +239,21 @@ class CountedToy(Toy):
         return CountedReads(split._inputs, split._targets, split.indices, split.transform)
 
 
-@pytest.mark.parametrize("engine", [SequentialEngine(), VectorizedEngine(forward="vmap")], ids=["sequential", "vmap"])
-def test_they_are_read_once_a_round_whatever_the_number_of_clients(engine):
-    CountedReads.count = 0
+@pytest.mark.parametrize(
+    ("engine", "pool"), [(SequentialEngine(), 0), (VectorizedEngine(forward="vmap"), 1)], ids=["sequential", "vmap"]
+)
+def test_they_are_read_once_a_round_whatever_the_number_of_clients(engine, pool, monkeypatch):
+    CountedReads.count, sizes, make = 0, [], StackedBatches.__init__
+
+    def noted(self, streams, *args, **options):
+        make(self, streams, *args, **options)
+        if self._pool is not None and len(self._pool) == 3:  # with targets: the public samples
+            sizes.append(([len(column) for column in self._pool], len(streams)))
+
+    monkeypatch.setattr(StackedBatches, "__init__", noted)
     cohorts = [range(5)] * 3
     run(for_toy(KTpFL, lr=0.05, epochs=1), 3, cohorts=cohorts, data=CountedToy(), engine=engine, limit_val_batches=0)
     assert CountedReads.count == 3  # S_1, S_2 and S_3: what is said in round 0 is of S_1
+    for (inputs, labels, targets), clients in sizes:  # the stack holds them once, too
+        assert labels == targets == clients * inputs
+    assert len(sizes) == 2 * pool

@@ -13,7 +13,7 @@ from torch import nn
 
 from pfl_lightning import VectorizedEngine
 from pfl_lightning.engines.vectorized.limits import uses_batch_index
-from pfl_lightning.engines.vectorized.phase import Stream
+from pfl_lightning.engines.vectorized.phase import StackedBatches, Stream
 from pfl_lightning.engines.vectorized.stack import Stack
 from pfl_lightning.methods import FedAvg, FedBN, FedPAC
 
@@ -90,10 +90,10 @@ def test_what_before_fit_returned_stays_as_it_was():
 
 
 @pytest.mark.parametrize("method", [FedPAC, partial(FedAvg, lr=0.05)], ids=["FedPAC", "FedAvg"])
-def test_stacks_and_streams_end_with_their_group(method, monkeypatch):
+def test_stacks_and_pools_end_with_their_group(method, monkeypatch):
     """Without the garbage collector, and with a client that fails."""
     alive = []
-    for kind in (Stack, Stream):
+    for kind in (Stack, StackedBatches, Stream):
         start = kind.__init__
 
         def counted(self, *args, start=start, **options):

@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers.toy import FEATURES, Toy, assert_same, run, whole_state
+from _helpers.toy import CLIENTS, FEATURES, Toy, assert_same, run, whole_state
 from torch import nn
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.datamodules import Augmentation
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.methods import DualFed, FedAvg, FedClassAvg, FedPAC
 
 
@@ -50,6 +51,23 @@ def test_images_with_one_view_or_two_agree(method, augment):
     got, expected = go(VectorizedEngine(forward="vmap")), go(SequentialEngine())
     assert not got.engine._warned
     assert_same(whole_state(got), whole_state(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_positions_are_those_of_the_batches(views, drop_last):
+    data = Toy()
+    data.setup()
+    for client in range(CLIENTS):
+        fit = FitData(data.client_data(client).train, data.batch_size, drop_last, views=views)
+        first, second = torch.Generator().manual_seed(client), torch.Generator().manual_seed(client)
+        loader, (inputs, labels) = fit.loader(first), fit.tensors()
+        for _ in range(3):  # one epoch after the other, from the same generator
+            batches, positions = list(loader), list(fit.positions(second))
+            assert len(batches) == len(positions) == len(loader)
+            for (batch, own), index in zip(batches, positions, strict=True):
+                assert torch.equal(batch, inputs[index])
+                assert torch.equal(own, labels[index if views == 1 else index[:, 0]])
 
 
 class Widths(Toy):
