@@ -52,5 +52,7 @@ nitpick_ignore = [
     ("py:class", "MakeTrainer"),  # a type alias, imported for type checkers alone
     ("py:class", "Clients"),  # of pfl_lightning.state, which has no page
     ("py:class", "UserModule"),  # of pfl_lightning.drop_in, which has no page for it
+    ("py:class", "L.LightningModule"),  # functions of federation.own_models, which name the federation for types alone
+    ("py:class", "Path"),
 ]
 toc_object_entries_show_parents = "hide"

@@ -37,7 +37,7 @@ def saved_content(federation: Federation) -> dict[str, Any]:
 
 
 def restore(federation: Federation, state: dict[str, Any]) -> None:
-    """Restore what :func:`saved_content` gave; warn where what follows will differ from the uninterrupted run."""
+    """Restore what ``get_extra_state`` gave; warn where what follows will differ from the uninterrupted run."""
     fits = federation.trainer.state.fn == TrainerFn.FITTING
     for warning in _differences(federation, state) if fits else ():
         warnings.warn(warning, stacklevel=1)
