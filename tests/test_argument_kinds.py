@@ -81,7 +81,7 @@ def test_a_number_of_a_wrong_kind_is_refused_by_name(name):
         (lambda: Digits(IID(2), test_share=None), "test_share must be between 0 and 1, got None"),
         (lambda: Digits(IID(2), batch_size=True), "batch_size must be a whole number of at least 1, got True"),
         (lambda: IID(True), "num_clients must be a whole number of at least 1, got True"),
-        (lambda: DominantClasses(2, samples_per_client="a"), "samples_per_client must be whole numbers"),
+        (lambda: DominantClasses(2, samples_per_client="a"), "samples_per_client must be a whole number from 1"),
         (lambda: RandomRotation("a"), "degrees must be between 0 and 360, got 'a'"),
         (lambda: ColorJitter("a"), "brightness must be a finite number of at least 0, got 'a'"),
         (lambda: callbacks.FederatedLoop(full_participation_in_last_round="no"), "must be one of .True, False.*'no'"),

@@ -60,7 +60,7 @@ def test_the_advice_is_true():
         _run([6, 9, 17])
     assert _run([6, 9, 17], batch_size=6).current_epoch == 1
     assert _run([6, 9, 17], drop_last=True).current_epoch == 1
-    with pytest.raises(ValueError, match=r"lower it to at most 3$"):
+    with pytest.raises(ValueError, match=r"lower batch_size to at most 3$"):
         _run([3, 9, 17], drop_last=True)
 
 

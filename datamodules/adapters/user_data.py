@@ -251,7 +251,7 @@ def read_dataset(
         inputs.append(value)
         targets.append(target)
     again = ((read(place)[0], inputs[place]) for place in range(min(8, len(items))))
-    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in again):
+    if not all(bool(((one == other) | one.isnan() & other.isnan()).all()) for one, other in again):
         warnings.warn(
             f"the {what} gives a different input each time it is read: a random transform in it is frozen, as items "
             "are read once. Remove the transform and set augment, which draws again for every batch",

@@ -77,7 +77,8 @@ class Division:
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
-        unlabeled = inputs[:0] if samples.unlabeled_inputs is None else samples.unlabeled_inputs
+        nothing = torch.empty((0, *inputs.shape[1:]), dtype=inputs.dtype)
+        unlabeled = nothing if samples.unlabeled_inputs is None else samples.unlabeled_inputs
         no_labels = torch.tensor(NO_LABEL).expand(len(unlabeled))
         own = (torch.from_numpy(lists[client]) for lists in (self.train, self.validation, self.test, self.unlabeled))
         seen = None if view.is_identity else view

@@ -291,7 +291,10 @@ def _name(short: str) -> str:
         option = f"{option}.{lacks[1]}"
     kind, names = _known_names(option)
     given = re.search(r"(?:got|string:|has no attribute|Got value:) '?([\w.]+)'?", short)
-    lasts = {_last(name): name for name in names}
+    found = re.search(r"module '([\w.]+)' has no attribute '", short)
+    other = found[1] if found and not found[1].startswith("pfl_lightning") else ""  # a package, or the user's own
+    there = [f"{other}.{one}" for one in dir(pkgutil.resolve_name(other)) if one[0] != "_"] if other else []
+    lasts = {_last(name): name for name in (*names, *there)}
     near = lasts.get(nearest(_last(given[1]), lasts), "") if given else ""
     if asked and given and near == given[1]:
         return f"{near!r} is an encoder whose options are set; a class, such as ResNet18, lists its own"

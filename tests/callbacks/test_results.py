@@ -269,7 +269,7 @@ def test_a_round_that_was_stopped_in_its_middle_is_none(tmp_path, stopped, capsy
     assert results["rounds"] == stopped
     assert sum(entry["bytes_up"] for entry in results["history"]) == results["bytes"]["up"]
     assert [choice and choice["round"] for choice in results["accuracy"].values()] == [stopped or None] * 3
-    assert [point.round + 1 for point in curve.history] == played
+    assert [point["round"] + 1 for point in curve.history] == played
     assert capsys.readouterr().out.count("round ") == stopped
 
 

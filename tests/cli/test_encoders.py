@@ -97,8 +97,9 @@ def test_pfl_methods(tmp_path, monkeypatch, capsys):
     main(["methods", "--config", config(tmp_path, CHOICES["by client"])])
     rows = [line for line in capsys.readouterr().out.splitlines() if "small_cnn" in line or "mlp" in line]
     assert [row.replace("│", " ").split()[-1] for row in rows] == ["2", "2"]
-    main(["methods", "--help"])
-    assert "--config FILE" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["methods", "--help"])
+    assert "--config CONFIG" in capsys.readouterr().out
 
 
 MISTAKES = {

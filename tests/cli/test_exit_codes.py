@@ -33,7 +33,7 @@ MISTAKES = {
     "reproduce digits --methods FedPAK": "--methods: the study has no 'FedPAK'",
     "reproduce digits --trainer.max_epochs": "--trainer.max_epochs has no value",
     "fit --config config.yaml --model.method.init_args.lr=-1": "lr must be a finite number of at least 0, got -1.0",
-    "fit --config config.yaml --model.method=FedKD --model.method.energy_end=1.2": "energy_end must be above 0 and at",
+    "fit --config config.yaml --model.method=FedKD --model.method.energy_end=1.2": "energy_end must be between 0 and 1",
     "fit --config config.yaml --model.encoder=nothing": "nothing",
     "fit --config config.yaml --loop.cohort=0": "cohort must be ",
     "fit --config config.yaml --seed_everything=-3": "--seed_everything: -3 is not in bounds",

@@ -36,7 +36,7 @@ def test_true_turns_all_on(tmp_path):
     assert set(found.Tags()["images"]) == ALL
     assert {"clients/test_accuracy", "clients/train_alignment"} <= set(found.Tags()["histograms"])
     run = tmp_path / "runs" / "version_0"
-    assert list(run.glob("*/features/sprite.png"))
+    assert list(run.glob("*/features/metadata.tsv"))
     assert not (run / "inspection").exists()
     [event] = found.Tensors("config/text_summary")
     text = event.tensor_proto.string_val[0].decode()

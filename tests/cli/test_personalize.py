@@ -119,7 +119,7 @@ def test_untrained_models_are_adapted_only_where_that_is_asked_for(tmp_path, con
     with pytest.raises(UsageError, match="needs --ckpt_path, the trained model that clients adapt: last, best or a f"):
         main(["personalize", "--config", str(config), "--personalize.train", "all"])
     none = ["fit", "--config", str(config), "--trainer.max_epochs", "0"]
-    with pytest.raises(UsageError, match=r"the number of rounds, and it is 0: nothing would be trained; .* pfl fit"):
+    with pytest.raises(UsageError, match=r"--trainer.max_epochs is 0: nothing would be trained; .* pfl fit"):
         main(none)
     for more in ([*none, "--personalize", "null"], [*none[:3], "--trainer.limit_train_batches", "0"]):
         with pytest.raises(UsageError, match="nothing would be trained"):

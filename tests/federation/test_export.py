@@ -23,7 +23,7 @@ from pfl_lightning.methods import Calibre, Ditto, FedAvg, FedPer, FedRep
 from pfl_lightning.phases import Personalization
 
 NAMES = ("method", "round", "client", "model")
-CONFIG = Path(__file__).parents[3] / "configs" / "fedper_digits.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "fedper_digits.yaml"
 
 
 def read(path):

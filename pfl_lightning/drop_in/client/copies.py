@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from functools import partial, update_wrapper
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 import lightning as L
@@ -102,6 +102,14 @@ def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[
 # ---------------------------------------------------------------------- optimizers of a command line
 
 
+class _Configure(partial):
+    """A partial of which Lightning sees that it is not its own method, also where a function wraps it."""
+
+    @property
+    def __code__(self) -> CodeType:
+        return self.func.__code__  # type: ignore[attr-defined]
+
+
 def take_cli_optimizers(given: L.LightningModule, other: L.LightningModule) -> None:
     """Let a copy have optimizers of its own where a LightningCLI has given the module some, which step the module."""
     made = getattr(vars(given).get("configure_optimizers"), "__func__", None)
@@ -112,8 +120,8 @@ def take_cli_optimizers(given: L.LightningModule, other: L.LightningModule) -> N
     for name, parameter in given.named_parameters():
         place = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
         places[name] = memo[id(parameter)] = place
-    configure = partial(_configured, made=made.func, options=copy.deepcopy(dict(made.keywords), memo), places=places)
-    # By its wrapped function Lightning sees that the method is not its own.
+    options = copy.deepcopy(dict(made.keywords), memo)
+    configure = _Configure(_configured, made=made.func, options=options, places=places)
     vars(other)["configure_optimizers"] = MethodType(update_wrapper(configure, made.func), other)
 
 

@@ -110,5 +110,6 @@ def check_method(method: type[FederatedClient], settings: Collection[str]) -> No
     if own:
         raise ConfigurationError(
             f"{own}: not for a user's LightningModule, whose layers stay as they are (features= may name one before a "
-            "ReLU) and whose configure_optimizers says how it is trained"
+            "ReLU) and whose configure_optimizers says how it is trained (federate and FederatedLoop have an option "
+            "schedule of their own)"
         )

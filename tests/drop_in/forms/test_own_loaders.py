@@ -94,7 +94,7 @@ def test_a_data_module_goes_before_loaders_of_the_module():
 
 
 def test_nothing_at_all():
-    with pytest.raises(ConfigurationError, match="got nothing, and the module has no train_dataloader of its own"):
+    with pytest.raises(ConfigurationError, match="got nothing, and the module has no train_dataloader"):
         federate(Net(), method=FedAvg, num_clients=3)
 
 
