@@ -89,4 +89,7 @@ def slow_kmeans(
             centroids = slow_improvement(points, centroids)
         assignment, distances = slow_assignment(points, centroids)
         results.append((centroids, assignment, sum(distances)))
-    return min(results, key=lambda result: result[2])
+    best = min(results, key=lambda result: result[2])
+    if any(sorted(one[0]) != sorted(best[0]) and one[2] < best[2] + 1e-9 for one in results):
+        raise TieError
+    return best

@@ -102,7 +102,7 @@ def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[
 # ---------------------------------------------------------------------- optimizers of a command line
 
 
-class _Configure(partial):
+class _Configure(partial[Any]):
     """A partial of which Lightning sees that it is not its own method, also where a function wraps it."""
 
     @property
