@@ -144,7 +144,7 @@ class SaveConfig(SaveConfigCallback):
             other = [] if data[0] is None else [Change(DATA, *data)]
             found = record_changes(self.folder, path, before, loop.rounds + 1, other)
             if found:
-                print(f"{self.folder} goes on with other options (see changes.json): {listed_some(found)}")
+                print(f"{self.folder} resumes with other options (see changes.json): {listed_some(found)}")
         if self.slurm is not None:
             with replace_file(self.folder / SLURM_JOB) as temporary:
                 temporary.write_text(json.dumps(self.slurm, indent=2) + "\n")

@@ -139,7 +139,7 @@ class Engine(ABC):
             torch.set_num_threads(threads)
 
     def _release_threads(self) -> None:
-        if self._held is not None and torch.get_num_threads() == self._held:  # else it was set anew meanwhile
+        if self._held is not None and torch.get_num_threads() == self._held:  # else somebody has set it since
             torch.set_num_threads(self._threads_before)
         self._held = None
 

@@ -36,7 +36,7 @@ def go_on(trainer: Any, rounds: int, diverged: int) -> None:
             f"to more than {rounds} to go on, or take an earlier checkpoint"
         )
     for logger in trainer.loggers if rounds else ():
-        if isinstance(logger, TensorBoardLogger):  # it is to forget the curves of rounds that are played again
+        if isinstance(logger, TensorBoardLogger):  # drops the curves of rounds that run again
             writer: Any = logger.experiment
             writer.purge_step = rounds  # not known yet when the logger was made
             writer.close()  # the next event opens a file that begins with the mark

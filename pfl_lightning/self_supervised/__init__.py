@@ -47,7 +47,7 @@ def make_objective(choice: str | ObjectiveFactory, encoder: nn.Module) -> Object
         encoder: The client's encoder.
 
     Raises:
-        ValueError: There is no objective of that name.
+        ValueError: No objective has this name.
         ConfigurationError: The function did not return an objective.
     """
     if isinstance(choice, str):

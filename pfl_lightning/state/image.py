@@ -79,7 +79,7 @@ class UnsavedState:
                 continue
             place = f"{prefix}." if prefix else ""
             ignored = self._ignored
-            if module is not root:  # such as another aggregator, which says what of it may change
+            if module is not root:  # such as another aggregator, which names what may change
                 own = getattr(module, "_base_attributes", ()), getattr(module, "not_checkpointed", ())
                 ignored = frozenset((*own[0], "_base_attributes", *own[1]))
             for name, buffer in module._buffers.items() if self._buffers else ():

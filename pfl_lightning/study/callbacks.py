@@ -31,7 +31,7 @@ class ProgressFile(L.Callback):
         self._last = Progress(0, 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin anew; a run that goes on takes over the last accuracies and the best round so far."""
+        """Start from nothing; a resumed run takes over the last accuracies and the best round so far."""
         self._last = (read_progress(Path(self.path)) if trainer.current_epoch else None) or Progress(0, 0)
         if isinstance(pl_module, Federation):
             self._last = replace(self._last, score=evaluated(pl_module)["score"])

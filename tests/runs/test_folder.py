@@ -185,7 +185,7 @@ def test_a_run_that_goes_on_with_other_options_says_which_and_keeps_them(monkeyp
     assert not (run / "changes.json").exists()
     fit(monkeypatch, tmp_path, "--ckpt_path=last", "--model.method.init_args.lr=0.5", rounds=2)
     said = capsys.readouterr().out
-    assert f"{run} goes on with other options (see changes.json): " in said
+    assert f"{run} resumes with other options (see changes.json): " in said
     assert "trainer.max_epochs: 1 -> 2" in said
     assert "model.method.init_args.lr: 0.02 -> 0.5" in said
     [entry] = json.loads((run / "changes.json").read_text())

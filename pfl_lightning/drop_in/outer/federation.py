@@ -54,7 +54,7 @@ class ModuleFederation(UserHooks):
         local_callbacks: Callbacks that run inside local fits.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.engines.TrainerEngine`, in which every hook of
             Lightning holds.
-        continuity: What a client's local fit goes on with.
+        continuity: What a client's local fit keeps of its last one.
         seed: Seed of everything random.
     """
 
@@ -150,7 +150,7 @@ class ModuleFederation(UserHooks):
         return self.server.broadcast(0, self.round).weights
 
     def on_train_start(self) -> None:
-        """Let best values of a new run begin: a Trainer that starts at round 0 goes on with none."""
+        """Let best values of a new run begin: a Trainer that starts at round 0 has none of an earlier one."""
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
         self._user_module.check_watched(trainer.callbacks, [*self.local.callbacks, *own])
@@ -190,7 +190,7 @@ class ModuleFederation(UserHooks):
         if personalization.new_head and not self._parts.method.feature_based:
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} has "
-                "none: use 'head', which goes on with the head that is there, 'all', or a method on features (FedPAC)"
+                "none: use 'head', which trains the head that is there, 'all', or a method on features (FedPAC)"
             )
         if personalization.train == "head" and self.is_set_up:
             self._parts.find_missing_head(self._user_module, self.data)
