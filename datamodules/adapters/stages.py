@@ -292,6 +292,6 @@ def warn_of_other_items(
         warnings.warn(
             f"{'the training loader' if given else type(datamodule).__name__} has {' and '.join(map(str, found))} "
             f"training items now, and had {' and '.join(map(str, items))} when they were divided among the clients, "
-            "which keep those: for the new ones to count, give another instance with them (with federate: call it again)",
+            "which keep those: give another instance for the new ones to count (with federate: call it again)",
             stacklevel=2,
         )

@@ -83,7 +83,8 @@ def _made_again(module: L.LightningModule, factory: Factory, shared: Collection[
         other = factory()
     name = written_class(module).__name__
     if type(other) is not written_class(module) or other is module:
-        raise ConfigurationError(f"module_factory must make a new {name} at every call, it made {type(other).__name__}")
+        what = "the same object" if other is module else type(other).__name__
+        raise ConfigurationError(f"module_factory must make a new {name} at every call, it made {what}")
     given, made = ([*each.named_parameters(), *each.named_buffers()] for each in (module, other))
     if [(n, t.shape) for n, t in given] != [(n, t.shape) for n, t in made]:
         raise ConfigurationError(
