@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import zlib
+from collections import Counter
 
 import pytest
 import torch
@@ -23,6 +25,20 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in NOISE:
         config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave two thirds of the cases of a test marked ``repeated`` to ``-m slow``, unless ``-k`` asks for some."""
+    if config.option.keyword:
+        return
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("repeated"):
+            name = item.nodeid.partition("[")[0]
+            if (seen[name] + zlib.crc32(name.encode())) % 3:  # the thirds of two tests differ
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
 
 
 def pytest_collection_finish() -> None:

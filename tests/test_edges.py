@@ -26,6 +26,7 @@ SMALL = {
 }
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("method", "labels"), under(SMALL, ["one sample each"]))
 def test_small_federations_run(method, labels):
     if method is PerFedAvg and len(labels[0]) == 1:

@@ -82,6 +82,7 @@ class ByFunction(Plain):
         return self.function(inputs)
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", [SequentialEngine, VectorizedEngine])
 @pytest.mark.parametrize("method", [LocalOnly, Ditto, FedProto, MOON, partial(PFLSSL, objective=BYOL)])
 def test_functions_of_an_encoder_run_the_layers_of_their_own_copy(method, engine):

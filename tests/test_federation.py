@@ -272,6 +272,7 @@ def test_a_pattern_that_fits_nothing():
 # ---------------------------------------------------------------------- precision
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 @pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
 @pytest.mark.parametrize("method", [FedRep, FedPAC, FedBABU], ids=lambda method: method.__name__)

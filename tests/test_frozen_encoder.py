@@ -64,6 +64,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("method", "engine"), PAIRS)
 def test_a_frozen_layer_stays(method, engine):
     federation = run(method, 2, encoder=half_frozen, engine=engine())

@@ -67,6 +67,7 @@ class _Whose(L.Callback):
         self.touched.client = None
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("method", "engine"), under(ENGINES, ["SequentialEngine"]))
 def test_only_a_clients_own_samples_are_read_and_no_attribute_goes_on(method, engine, caplog):
     data = Toy()
@@ -90,6 +91,7 @@ def test_only_a_clients_own_samples_are_read_and_no_attribute_goes_on(method, en
         assert touched.rows[("evaluation", client), "test_inputs"] == test[client]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("method", "engine"), under(ENGINES, []))
 def test_only_a_clients_own_samples_without_labels_are_read_in_its_fit_alone(method, engine):
     data = WithUnlabeled(novel_clients=1)
@@ -116,6 +118,7 @@ def garbage_but_for(client):
     return change
 
 
+@pytest.mark.repeated
 @EVERY_METHOD
 def test_garbage_at_the_others_does_not_reach_a_clients_update(method):
     def first_updates(data):

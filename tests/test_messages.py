@@ -270,6 +270,7 @@ def test_an_update_is_read_once(monkeypatch):
     assert sorted(seen) == sorted(id(t) for _, _, t in update.tensors())
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_broadcasts_of_every_method_are_as_declared(method):
     """A client does not check what its own server sends, so that it is checked here, after two rounds."""

@@ -104,6 +104,7 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 ENGINES = pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
 
 
+@pytest.mark.repeated
 @ENGINES
 @pytest.mark.parametrize("method", [FedAvg, FedRep, Ditto])
 def test_the_result_is_that_of_the_same_project_under_the_newer_name(method, engine):

@@ -85,6 +85,7 @@ def engines(monkeypatch):
     }
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("name", ["TrainerEngine", "VectorizedEngine", "RayEngine"])
 @pytest.mark.parametrize("train", ["linear", "linear+encoder", "head", "all"])
 @pytest.mark.parametrize("method", [FedPer, FedRoD, FedClassAvg], ids=lambda method: method.__name__)

@@ -117,6 +117,7 @@ def flat_encoder(input_shape):
     return encoder
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("augment", [False, True], ids=["plain", "augmented"])
 @pytest.mark.parametrize("method", [FedAvg, partial(DualFed, contrastive=1.0)], ids=["FedAvg", "DualFed"])

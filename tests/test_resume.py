@@ -180,6 +180,7 @@ BEFORE = {"after training": ("after training",), "after validation": ("after val
 LATE = {method.__name__ for method in CORE}
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(
     ("method", "options", "before"),
     crossed(METHODS, BEFORE, lambda case, before: case in LATE or before == "after training"),

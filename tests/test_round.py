@@ -80,6 +80,7 @@ def test_a_client_that_lies_is_left_out_and_named(change, reason):
     assert reason in line
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", [VectorizedEngine, TrainerEngine, None], ids=["vmap", "trainer", "ray"])
 @pytest.mark.parametrize(
     "lie", ["another client", "nothing", "a text", "1e30", "10^12 samples", "sparse", "int64", "no weights"]

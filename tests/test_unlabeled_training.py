@@ -143,6 +143,7 @@ def engines(monkeypatch):
 ENGINES = ["SequentialEngine", "TrainerEngine", "RayEngine", "VectorizedEngine"]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("train", ["linear", "head", "all"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_personalization_is_that_without_them(train, engine, monkeypatch):
@@ -169,6 +170,7 @@ def test_a_fine_tuning_before_an_evaluation_is_that_without_them(engine, monkeyp
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", ENGINES[1:])
 @pytest.mark.parametrize("method", TAKE)
 def test_engines_agree(method, engine, monkeypatch):

@@ -37,6 +37,7 @@ def test_every_loop_is_tried(script):
     assert list(script.LOOPS) == METHODS
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("name", METHODS)
 def test_a_loop_ends_where_the_package_does(script, name):
     need(name)

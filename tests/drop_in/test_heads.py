@@ -90,6 +90,7 @@ def fitted_with(method, make, /, **options):
 METHODS = [FedPAC, FedProto, FedClassAvg, partial(FedClassAvg, contrastive=False), FedGH, DCPFL, FedRoD, GPFL, FD]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", [{}, {"head": "head"}])
 def test_a_linear_layer_of_another_class_is_one(method, options):
@@ -126,6 +127,7 @@ HEADS = {
 }
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("method", [FedPer, FedPAC, FedProto, FedGH])
 def test_a_head_of_any_class_is_taken(method, head):

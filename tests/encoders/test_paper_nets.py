@@ -10,6 +10,7 @@ FEATURES = {"resnet": 512, "fedproto_resnet": 512, "dcpfl": 500, "fedproto_cnn":
 FEATURES |= {"shufflenet_v2": 512, "googlenet": 512, "fedpac_cnn": 128, "mlp": 64, "small_cnn": 64, "fedavg_cnn": 512}
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_name_takes_every_size(side, channels):

@@ -59,6 +59,7 @@ def play(method, rounds=3, **options):
     return federation, [str(w.message) for w in caught if "left out" in str(w.message) or "undone" in str(w.message)]
 
 
+@pytest.mark.repeated
 @each_engine
 @pytest.mark.parametrize("place", ["before_fit", "make_update"])
 @pytest.mark.parametrize("method", [FedPer, Ditto])

@@ -39,6 +39,7 @@ def test_engines_agree_bit_by_bit(method):
     assert len(tight.test_scores) == CLIENTS
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("encoder", [normed_encoder, dropout_encoder])
 @pytest.mark.parametrize(
     "fit",
@@ -82,6 +83,7 @@ def test_options_are_not_idle(engine):
     assert not torch.equal(plain["client 0 head.weight"], clipped["client 0 head.weight"])
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("encoder", [tiny_encoder, normed_encoder, dropout_encoder])
 @pytest.mark.parametrize(
     "fit",

@@ -83,6 +83,7 @@ def assert_alike(got, expected, atol):
     assert losses[0] == pytest.approx(losses[1], abs=100 * atol)
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("method", "make", "reference", "atol"), under(ENGINES, OFTEN))
 def test_engines_agree(method, make, reference, atol, monkeypatch):
     precision = "32-true"
@@ -121,6 +122,7 @@ def run_options(options):
     return found | {key: options[key] for key in ("precision",) if key in options}
 
 
+@pytest.mark.repeated
 @ENGINE
 @pytest.mark.parametrize("case", CASES)
 def test_engines_agree_whatever_the_clients_have(case, make, reference, atol, monkeypatch):
@@ -129,6 +131,7 @@ def test_engines_agree_whatever_the_clients_have(case, make, reference, atol, mo
     assert_alike(got, expected_of_case(case, reference), atol)
 
 
+@pytest.mark.repeated
 @ENGINE
 @pytest.mark.parametrize(
     ("fit", "encoder"),
@@ -158,6 +161,7 @@ def whole():
     return run(partial(FedPAC, lr=0.01, epochs=1), 3, engine=SequentialEngine(), cohorts=COHORTS)
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("first", ENGINES, ids=ENGINES)
 @pytest.mark.parametrize("then", ["SequentialEngine", "VectorizedEngine", "RayEngine, three workers"])
 def test_a_run_goes_on_under_another_engine(tmp_path, first, then, monkeypatch, whole):

@@ -83,6 +83,7 @@ def _order_of_first_epoch():
     return torch.randperm(len(Toy().labels[BAD]), generator=seeded_generator(SEED, "fit/0", 0, BAD)).tolist()
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", ENGINES)
 @EVERY_METHOD
 def test_the_others_go_on_as_if_the_bad_client_were_not_there(engine, method):

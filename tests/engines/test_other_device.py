@@ -31,6 +31,7 @@ def result_of(case):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "trainer"])
 def test_methods(engine):
     result = result_of(engine)
@@ -39,6 +40,7 @@ def test_methods(engine):
     assert result["products"]["device"] > 1000  # so that it was used
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("case", ["resumed", "drop_in", "inspected"])
 def test_runs(case):
     result = result_of(case)

@@ -48,6 +48,7 @@ def test_federated_by_one_line(project: Project, tmp_path):
             assert bool(of_head) == (bool(project.head) and method is FedAvg), "another layer was taken for the head"
 
 
+@pytest.mark.repeated
 @each
 def test_one_client_with_all_data_is_the_plain_run(project: Project):
     project.skip_without()

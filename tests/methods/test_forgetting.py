@@ -210,6 +210,7 @@ def test_fedpac_with_a_phase_of_another_name_trains_with_alignment(engine):
     )
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_no_method_looks_at_the_names_of_its_phases(method):
     class Renamed(method):

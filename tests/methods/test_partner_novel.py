@@ -130,6 +130,7 @@ def test_what_a_novel_client_adapts_is_the_common_network(method, train):
     assert_personalized(method, SequentialEngine(), train)
 
 
+@pytest.mark.repeated
 @ENGINES
 @pytest.mark.parametrize("train", ["all", "linear"])
 def test_it_does_so_under_every_engine(make, train, monkeypatch):

@@ -131,6 +131,7 @@ OFTEN = crossed(
 )
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("objective", "shared", "kept", "make", "atol"), OFTEN)
 def test_engines_agree(objective, shared, kept, make, atol, monkeypatch):
     more = {"precision": "64-true"}
@@ -147,6 +148,7 @@ def test_every_objective_is_vectorized(objective, shared, kept):
     assert not engine.groups.reasons
 
 
+@pytest.mark.repeated
 @OBJECTIVE
 def test_stop_and_resume_is_exact(tmp_path, objective, shared, kept):
     more = {"encoder": flat_encoder, "cohort": 3}

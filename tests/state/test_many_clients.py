@@ -56,6 +56,7 @@ def test_results_are_the_same_on_disk(tmp_path, method, encoder, options):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("first", "then"), [(ON_DISK, IN_MEMORY), (IN_MEMORY, ON_DISK)], ids=["from disk", "to disk"])
 @pytest.mark.parametrize("case", [case for case in CASES if "," in case])
 def test_a_run_resumes_with_states_on_disk_or_in_memory(tmp_path, case, first, then):

@@ -56,6 +56,7 @@ def without(bad, round, rounds=3):
     return [[k for k in EVERYBODY if k != bad] if r == round else EVERYBODY for r in range(rounds)]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, FedProto, SCAFFOLD, Calibre, DualFed], ids=lambda m: m.__name__)
 @pytest.mark.parametrize(
     ("value", "bad", "round"),
@@ -95,6 +96,7 @@ def test_a_server_that_takes_nothing_is_not_led_astray():
     assert "client 2, round 2: " in said[0]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(
     "make",
     [

@@ -57,6 +57,7 @@ def weights(method: Any, module: Any, **options: Any) -> dict[str, torch.Tensor]
     return {**plain_state(federation.global_model()), **plain_state(federation.client_model(3))}
 
 
+@pytest.mark.repeated
 @OVERRIDES
 @pytest.mark.parametrize(
     ("method", "engine"),

@@ -105,6 +105,7 @@ def states(federation, wanted):
     return found | {f"sent {name}": tensor.clone() for name, tensor in named.items()}
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine, VectorizedEngine])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_module_trains_as_the_built_in_method(name, engine, same_layers):

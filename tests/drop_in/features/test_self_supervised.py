@@ -116,6 +116,7 @@ OBJECTIVE = small(SMALL_SIMCLR)
 ENGINES = [*((name, TrainerEngine) for name in METHODS), ("Calibre", SequentialEngine), ("FedEMA", VectorizedEngine)]
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(("name", "engine"), ENGINES)
 def test_a_module_trains_as_the_built_in_method(name, engine):
     method, options = METHODS[name]

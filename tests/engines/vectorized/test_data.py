@@ -40,6 +40,7 @@ def convolution(input_shape):
     return encoder
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("augment", [False, True], ids=["plain", "augmented"])
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, FedClassAvg, partial(DualFed, projector_batch_norm=False)])
 def test_images_with_one_view_or_two_agree(method, augment):

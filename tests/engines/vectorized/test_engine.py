@@ -58,6 +58,7 @@ def test_every_method_agrees(method, rounds):
     assert_agree(for_toy(method, lr=0.01, epochs=2), rounds)
 
 
+@pytest.mark.repeated
 @EVERY_METHOD
 def test_every_method_agrees_in_double_precision(method):
     """Up to rounding, which steep losses would enlarge in single precision."""
@@ -109,6 +110,7 @@ OPTIMIZERS = {
 
 
 # A constant rate is what each of them has in the first epoch of a schedule.
+@pytest.mark.repeated
 @pytest.mark.parametrize(
     "scheduler",
     [pytest.param(None, marks=pytest.mark.slow), partial(StepLR, step_size=1, gamma=0.5)],

@@ -67,6 +67,7 @@ METHODS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.repeated
 @METHODS
 def test_captured_steps_agree(method, graphs):
     engine, got, expected = trained(partial(method, lr=0.005, epochs=3), encoder=convolutions)

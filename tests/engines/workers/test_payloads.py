@@ -82,6 +82,7 @@ def test_bytes_are_counted_and_shared_weights_travel_once_a_round(monkeypatch):
 # ---------------------------------------------------------------------- workers that die
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("deaths", [[1], [2, 3], [5, 11], [1, 6, 9, 14]])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_dead_worker_costs_time_alone(deaths, workers, expected, monkeypatch, caplog):
@@ -203,6 +204,7 @@ def without_workers(method):
     return run(for_toy(method, lr=0.05), 3)
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, DCPFL, LocalOnly, FedBABU], ids=lambda method: method.__name__)
 def test_whatever_the_order_of_the_replies_and_deaths(method, seed, monkeypatch):
