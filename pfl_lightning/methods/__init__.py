@@ -16,14 +16,19 @@ from pfl_lightning.methods.fedavg import FedAvg
 from pfl_lightning.methods.fedbabu import FedBABU
 from pfl_lightning.methods.fedbn import FedBN
 from pfl_lightning.methods.fedclassavg import FedClassAvg
+from pfl_lightning.methods.fedcm import FedCM
 from pfl_lightning.methods.feddbe import FedDBE
+from pfl_lightning.methods.feddyn import FedDyn
 from pfl_lightning.methods.fedem import FedEM
 from pfl_lightning.methods.fedema import FedEMA
 from pfl_lightning.methods.fedetf import FedETF
 from pfl_lightning.methods.fedfomo import FedFomo
 from pfl_lightning.methods.fedgh import FedGH
 from pfl_lightning.methods.fedkd import FedKD
+from pfl_lightning.methods.fedlc import FedLC
 from pfl_lightning.methods.fedmd import FedMD
+from pfl_lightning.methods.fednova import FedNova
+from pfl_lightning.methods.fedntd import FedNTD
 from pfl_lightning.methods.fedpac import FedPAC
 from pfl_lightning.methods.fedper import FedPer
 from pfl_lightning.methods.fedproto import FedProto
@@ -54,6 +59,11 @@ METHODS: tuple[type[FederatedClient], ...] = (
     FedAvg,
     FedProx,
     SCAFFOLD,
+    FedDyn,
+    FedCM,
+    FedNova,
+    FedNTD,
+    FedLC,
     MOON,
     FedPer,
     LGFedAvg,
@@ -119,15 +129,20 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedBN",
+    "FedCM",
     "FedClassAvg",
     "FedDBE",
+    "FedDyn",
     "FedEM",
     "FedEMA",
     "FedETF",
     "FedFomo",
     "FedGH",
     "FedKD",
+    "FedLC",
     "FedMD",
+    "FedNTD",
+    "FedNova",
     "FedPAC",
     "FedPer",
     "FedProto",

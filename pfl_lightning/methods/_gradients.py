@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -90,15 +91,61 @@ def what_is_made(configured: Any) -> str:
     return " and ".join(dict.fromkeys(kinds))
 
 
-def check_plain_sgd(lr: float, momentum: float, replaced: dict[str, object]) -> None:
-    """Refuse what makes the sum of a fit's steps no multiple of a mean of gradients."""
-    check_learning_rate('lr (eta_l, by which control="steps" divides)', lr, strict=True)
-    check_number("momentum", momentum)
-    if momentum >= 1:
-        raise ConfigurationError(f'momentum must be below 1 with control="steps", got {momentum}')
+def check_plain_sgd(lr: float, momentum: float, replaced: Mapping[str, object], purpose: str, alternative: str) -> None:
+    """Refuse arguments that make the sum of a fit's steps no multiple of a mean of gradients.
+
+    Args:
+        lr: Rate of the local SGD, by which the sum is divided.
+        momentum: Its momentum.
+        replaced: Arguments that stand for another optimizer or schedule, by name; ``None`` where they are not given.
+        purpose: What the method takes from the steps, such as ``"FedCM takes the mean of the gradients"``.
+        alternative: What else the user may do, such as ``"use FedAvg"``.
+    """
+    _check_rates(lr, momentum, purpose, alternative)
     for name, value in replaced.items():
         if value is not None:
             raise ConfigurationError(
-                f'control="steps" takes the mean of the gradients from the steps of SGD at a constant rate, and '
-                f'{name} was given: leave it out, or use control="gradient", which takes one more pass over the data'
+                f"{purpose} from the steps of SGD at a constant rate, and {name} was given: leave it out, or "
+                f"{alternative}"
             )
+
+
+def check_steps_of_sgd(client: FederatedClient, purpose: str, alternative: str) -> None:
+    """Refuse phases and optimizers of a subclass whose steps are not those of SGD at the method's lr and momentum.
+
+    Args:
+        client: Its one phase and what its ``configure_optimizers`` makes are looked at.
+        purpose: What the method takes from the steps, as in :func:`check_plain_sgd`.
+        alternative: What else the user may do.
+    """
+    _check_rates(client.lr, client.momentum, purpose, alternative)
+    phases, name = client.phases(), type(client).__name__
+    if len(phases) > 1:
+        raise ConfigurationError(
+            f"{purpose} from the steps of one phase, whose momentum goes on, and {name} has {len(phases)}: give it "
+            f"one, or {alternative}"
+        )
+    trained = client.trained_names(phases[0])
+    if not trained:
+        return  # the engine refuses it
+    for parameter_name, parameter in client.named_parameters():
+        parameter.requires_grad_(parameter_name in trained)
+    before, client.phase = client.phase, phases[0]
+    made = what_is_made(client.configure_optimizers())
+    client.phase = before
+    expected = what_is_made(torch.optim.SGD(client.parameters(), lr=client.lr, momentum=client.momentum))
+    if made != expected:
+        raise ConfigurationError(
+            f"{purpose} from the steps of {expected}, and {name} makes {made} (configure_optimizers and phases()): "
+            f"pass lr and momentum to the method and leave the rest out, or {alternative}"
+        )
+
+
+def _check_rates(lr: float, momentum: float, purpose: str, alternative: str) -> None:
+    """Refuse a rate of 0, and a momentum by which gradients never cease to act."""
+    check_learning_rate(f"lr ({purpose} from the steps, and divides by it)", lr, strict=True)
+    check_number("momentum", momentum)
+    if momentum >= 1:
+        raise ConfigurationError(
+            f"momentum must be below 1, got {momentum}: {purpose} from the steps of SGD; or {alternative}"
+        )

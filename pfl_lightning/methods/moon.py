@@ -10,14 +10,12 @@ from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional.numerics import at_least_single, unit_rows
 from pfl_lightning.messages import ClientUpdate
+from pfl_lightning.methods._frozen_copy import FrozenCopy
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.self_supervised.target import parameters_to_buffers
-from pfl_lightning.state.closures import copy_module
 
-__all__ = ["MOON", "FrozenCopy", "model_contrastive_loss"]
+__all__ = ["MOON", "model_contrastive_loss"]
 
 
 class MOON(FederatedClient):
@@ -124,44 +122,6 @@ class MOON(FederatedClient):
         """The model alone."""
         own = ("previous.", "has_previous")
         return [name for name in super().exported_names() if not name.startswith(own)]
-
-
-class FrozenCopy(nn.Module):
-    """Copy of a chain of networks that does not train: all of it are buffers.
-
-    Args:
-        networks: The networks, in the order of the forward pass.
-        persistent: Whether the copy is part of ``state_dict``, apart from the networks' own non-persistent buffers.
-
-    Raises:
-        ConfigurationError: A network has recurrent layers.
-    """
-
-    def __init__(self, *networks: nn.Module, persistent: bool) -> None:
-        super().__init__()
-        for layer in (layer for network in networks for layer in network.modules()):
-            if isinstance(layer, nn.RNNBase):
-                raise ConfigurationError(
-                    f"the encoder has the recurrent layer {type(layer).__name__}, of which MOON can make no frozen "
-                    "copy; use an encoder without recurrent layers, or FedProx, which holds weights together"
-                )
-        copies = (parameters_to_buffers(copy_module(network), persistent=persistent) for network in networks)
-        self.networks = nn.ModuleList(copies)
-
-    @torch.no_grad()
-    def take_over(self, *networks: nn.Module) -> None:
-        """Copy the current weights and buffers of the networks."""
-        for network, own in zip(networks, self.networks, strict=True):
-            buffers = dict(own.named_buffers())
-            for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-                buffers[name].copy_(tensor)
-
-    @torch.no_grad()
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Output of the chain, without gradient."""
-        for network in self.networks:
-            inputs = network(inputs)
-        return inputs
 
 
 def model_contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

@@ -15,12 +15,20 @@ from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.losses import linear_term
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
-from pfl_lightning.methods._gradients import check_plain_sgd, full_gradient, steps_in_gradients, what_is_made
+from pfl_lightning.methods._gradients import (
+    check_plain_sgd,
+    check_steps_of_sgd,
+    full_gradient,
+    steps_in_gradients,
+)
 from pfl_lightning.options import EvaluationOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
 
 __all__ = ["SCAFFOLD", "ScaffoldAggregator", "ScaffoldBroadcast", "ScaffoldUpdate"]
+
+PURPOSE = 'control="steps" takes the mean of the gradients'
+ALTERNATIVE = 'use control="gradient", which takes one more pass over the data'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +101,8 @@ class SCAFFOLD(FederatedClient):
         check_choice("control", control, ("steps", "gradient"))
         check_number("server_lr (eta_g)", server_lr)
         if control == "steps":
-            check_plain_sgd(lr, momentum, {"optimizer": optimizer, "lr_scheduler": lr_scheduler})
+            replaced = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+            check_plain_sgd(lr, momentum, replaced, PURPOSE, ALTERNATIVE)
         super().__init__(
             encoder,
             num_classes,
@@ -117,47 +126,19 @@ class SCAFFOLD(FederatedClient):
 
     def check_run(self, facts: RunFacts) -> None:
         """Refuse for ``control="steps"`` clipped gradients, whose mean is not theirs, and steps of another kind."""
-        self._check_phases()
-        if self.control == "steps":
-            self._check_optimizer()
-        if self.control == "steps" and facts.gradient_clip_val is not None:
-            raise ConfigurationError(
-                'control="steps" takes the mean of the gradients from the steps, and the engine clips gradients '
-                f'(gradient_clip_val={facts.gradient_clip_val}): clip none, or use control="gradient"'
-            )
-
-    def _check_phases(self) -> None:
-        """Refuse phases in which a part of what is corrected does not train, and steps of several phases."""
         trained, corrected = [self.trained_names(phase) for phase in self.phases()], set(self.own_control.as_state())
         if any(corrected - self.frozen - names for names in trained):
             raise ConfigurationError(
                 f"each of SCAFFOLD's phases trains all that clients share, and {type(self).__name__} has phases that "
                 "train a part of it: let phases() give one that trains everything"
             )
-        if self.control == "steps" and len(trained) > 1:
+        if self.control != "steps":
+            return
+        check_steps_of_sgd(self, PURPOSE, ALTERNATIVE)
+        if facts.gradient_clip_val is not None:
             raise ConfigurationError(
-                'control="steps" takes the mean of the gradients from the steps of one phase, whose momentum goes on, '
-                f"and {type(self).__name__} has {len(trained)}: give it one, or use "
-                'control="gradient", which takes one more pass over the data'
-            )
-
-    def _check_optimizer(self) -> None:
-        """Look at the optimizer of the one phase, which a subclass may make."""
-        [phase] = self.phases()
-        trained = self.trained_names(phase)
-        if not trained:
-            return  # the engine refuses it
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name in trained)
-        before, self.phase = self.phase, phase
-        made = what_is_made(self.configure_optimizers())
-        self.phase = before
-        expected = what_is_made(torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum))
-        if made != expected:
-            raise ConfigurationError(
-                f'control="steps" takes the mean of the gradients from the steps of {expected}, and '
-                f"{type(self).__name__} makes {made} (configure_optimizers and phases()): pass lr and momentum to the "
-                'method and leave the rest out, or use control="gradient", which takes one more pass over the data'
+                f"{PURPOSE} from the steps, and the engine clips gradients "
+                f'(gradient_clip_val={facts.gradient_clip_val}): clip none, or use control="gradient"'
             )
 
     def receive(self, broadcast: Broadcast) -> None:

@@ -170,7 +170,7 @@ def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
         ("methods --confi x.yaml", "did you mean --config?"),
         ("methods --novel-clients", "did you mean --novel?"),
         ("methods scaffold1", "did you mean 'SCAFFOLD'?"),
-        ("methods FedNova", "there is no method FedNova (pfl methods lists all)"),
+        ("methods FedZebra", "there is no method FedZebra (pfl methods lists all)"),
         ("study x.yaml --train head", "did you mean --personalize.train?"),
         ("study x.yaml --personalise.epochs 3", "did you mean --personalize.epochs?"),
         ("study x.yaml --out x", "did you mean --output?"),

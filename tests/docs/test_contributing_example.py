@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```$", re.S | re.M)
 
 @pytest.fixture(scope="module")
 def blocks():
-    """Code blocks of the page: FedCM, its config and its test; FedDyn and its test."""
+    """Code blocks of the page: MimeLite, its config and its test; FedADMM and its test."""
     found = [code for _, code in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())]
     assert len(found) == 5
     return found
@@ -29,7 +29,7 @@ def load(tmp_path, monkeypatch):
 
     def imported(name, code):
         monkeypatch.delitem(sys.modules, name, raising=False)
-        (tmp_path / f"{name}.py").write_text(code.replace("pfl_lightning.methods.fedcm", "example_fedcm"))
+        (tmp_path / f"{name}.py").write_text(code.replace("pfl_lightning.methods.mimelite", "example_mimelite"))
         importlib.invalidate_caches()
         return importlib.import_module(name)
 
@@ -47,42 +47,42 @@ def run_tests(module):
 
 
 def test_the_method_passes_its_tests(blocks, load):
-    load("example_fedcm", blocks[0])
-    example = load("example_fedcm_test", blocks[2])
+    load("example_mimelite", blocks[0])
+    example = load("example_mimelite_test", blocks[2])
     assert run_tests(example) == ["test_rounds_equal_the_restatement", "test_engines_agree"]
 
 
 def test_the_test_would_notice_a_wrong_server(blocks, load):
-    right = "/ scale for n in"
+    right = "(1 - self.beta) * mean[n]"
     assert blocks[0].count(right) == 1
-    load("example_fedcm", blocks[0].replace(right, "/ (2 * scale) for n in"))
-    example = load("example_fedcm_test", blocks[2])
+    load("example_mimelite", blocks[0].replace(right, "mean[n]"))
+    example = load("example_mimelite_test", blocks[2])
     with pytest.raises(AssertionError):
         example.test_rounds_equal_the_restatement()
 
 
 def test_the_config_runs(blocks, load, tmp_path, monkeypatch):
-    load("example_fedcm", blocks[0])
-    config = tmp_path / "fedcm_digits.yaml"
-    config.write_text(blocks[1].replace("pfl_lightning.methods.FedCM", "example_fedcm.FedCM"))
+    load("example_mimelite", blocks[0])
+    config = tmp_path / "mimelite_digits.yaml"
+    config.write_text(blocks[1].replace("pfl_lightning.methods.MimeLite", "example_mimelite.MimeLite"))
     monkeypatch.chdir(tmp_path)
     short = ["--trainer.max_epochs", "1", "--model.method.init_args.epochs", "1", "--trainer.accelerator", "cpu"]
     main(["fit", "--config", str(config), *short])
-    assert (tmp_path / "runs" / "fedcm_digits" / "version_0" / "results.json").is_file()
+    assert (tmp_path / "runs" / "mimelite_digits" / "version_0" / "results.json").is_file()
 
 
 def test_state_of_a_client(blocks, load):
-    method = load("example_feddyn", blocks[3])
-    example = load("example_feddyn_test", blocks[4])
-    example.FedDyn = method.FedDyn
-    assert run_tests(example) == ["test_h_is_the_mean_of_the_clients_gradients"]
+    method = load("example_fedadmm", blocks[3])
+    example = load("example_fedadmm_test", blocks[4])
+    example.FedADMM = method.FedADMM
+    assert run_tests(example) == ["test_x_is_the_mean_over_all_clients"]
 
 
 def test_the_server_of_the_example_is_saved(blocks, load):
     """Its state and nothing else of it is in a checkpoint."""
-    method = load("example_fedcm", blocks[0])
+    method = load("example_mimelite", blocks[0])
     encoder = torch.nn.Linear(3, 2)
     encoder.out_features = 2
-    server = method.FedCM(encoder, 4).configure_aggregator(5)
+    server = method.MimeLite(encoder, 4).configure_aggregator(5)
     names = {name.partition(".")[0] for name in server.state_dict()}
     assert names == {"weights", "momentum"}
