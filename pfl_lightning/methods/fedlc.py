@@ -27,6 +27,7 @@ class FedLC(FederatedClient):
         "Federated Learning with Label Distribution Skew via Logits Calibration", "Zhang et al.", "ICML", 2022
     )
     feature_based = True
+    scores_features = True
     batch_norm = "shared"
     loss_names = ("calibrated",)
     personalization_losses = ("cross_entropy",)
