@@ -97,7 +97,7 @@ PYTHON
 study() {
   local name=$1 images=$2 most=$3 folder=$output/studies/$1 code=0
   local words=(reproduce "$name" --scale "$scale" --output "$folder")
-  local options=(--processes "$processes" --trainer.accelerator "$device")
+  local options=(--processes "$processes" --trainer.accelerator "$device" --trainer.devices 1)
   if [[ $scale != smoke ]]; then
     if [[ ! -d $images ]]; then
       echo "=== $name: left out, there is no folder $images"
@@ -128,7 +128,7 @@ if [[ $device == gpu ]] && ! "$python" -c 'import sys, torch; sys.exit(not torch
 fi
 
 if [[ -d tests ]]; then
-  step tests $((60 * minutes / 8 + 60)) "$python" -m pytest -q -n 0 -m "" -k cuda -rs tests/engines || true
+  step tests $((60 * minutes / 8 + 60)) "$python" -m pytest -q -n "$processes" -m "" -k cuda -rs tests/engines tests/drop_in/fits || true
 fi
 
 if [[ -d benchmarks ]]; then

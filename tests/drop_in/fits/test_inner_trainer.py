@@ -62,7 +62,7 @@ def test_results_of_every_loop_are_replaced_once():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a value on another device than its record")
-def test_a_record_moves_to_its_value():
+def test_a_record_moves_to_its_value_on_cuda():
     record = results(True)
     record.log("training_step", "loss", torch.tensor(1.0, device="cuda"), batch_size=1)
     assert record["training_step.loss"].value.device.type == "cuda"
