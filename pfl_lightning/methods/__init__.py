@@ -5,6 +5,7 @@ from __future__ import annotations
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.methods.apfl import APFL
 from pfl_lightning.methods.calibre import Calibre
+from pfl_lightning.methods.cfl import CFL
 from pfl_lightning.methods.dcpfl import DCPFL
 from pfl_lightning.methods.ditto import Ditto
 from pfl_lightning.methods.dualfed import DualFed
@@ -81,6 +82,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     FedRoD,
     GPFL,
     HypCluster,
+    CFL,
     FedEM,
     FedFomo,
     FedAMP,
@@ -111,6 +113,7 @@ ADAPTER_METHODS: tuple[type[FederatedClient], ...] = (FFALoRA, FedSALoRA)
 __all__ = [
     "ADAPTER_METHODS",
     "APFL",
+    "CFL",
     "DCPFL",
     "FD",
     "FML",

@@ -14,6 +14,7 @@ from pfl_lightning.fit.data import FitData
 from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, State, statistics_field, weight_field
+from pfl_lightning.server import AggregationWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +59,11 @@ def mean_loss(client: FederatedClient, data: FitData) -> float:
         with data.forward_context():
             scores = client.classify(features)
     return float(F.cross_entropy(at_least_single(scores), labels))
+
+
+def weights_in_clusters(chosen: Sequence[tuple[int, int, float]]) -> AggregationWeights:
+    """Row i has the weights of the mean of client i's cluster, from clients, their clusters and their weights."""
+    clusters = torch.tensor([cluster for _, cluster, _ in chosen])
+    weights = torch.tensor([weight for _, _, weight in chosen], dtype=torch.float64)
+    together = (clusters[:, None] == clusters) * weights
+    return AggregationWeights(tuple(client for client, _, _ in chosen), together / together.sum(1, keepdim=True))

@@ -15,11 +15,11 @@ from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, State, statistics_field
-from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked
+from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked, weights_in_clusters
 from pfl_lightning.methods._starts import further_starts
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.seeding import Purpose, seeded_generator
-from pfl_lightning.server import AggregationWeights, Aggregator
+from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import TensorDict, load_state, select_state
 
 
@@ -278,16 +278,8 @@ class HypClusterAggregator(Aggregator):
         if rest.total_weight > 0:
             self.weights.assign(rest.result())
         self.metrics = {f"cluster/{j}": float(sum(c == j for _, c, _ in chosen)) for j in range(self.clusters)}
-        self.aggregation_weights = _weights(chosen)
+        self.aggregation_weights = weights_in_clusters(chosen)
 
     def has_client_weights(self) -> bool:
         """Return True: each client gets the mean of its cluster."""
         return True
-
-
-def _weights(chosen: Sequence[tuple[int, int, float]]) -> AggregationWeights:
-    """Row i has the weights of the mean of client i's cluster."""
-    clusters = torch.tensor([cluster for _, cluster, _ in chosen])
-    weights = torch.tensor([weight for _, _, weight in chosen], dtype=torch.float64)
-    together = (clusters[:, None] == clusters) * weights
-    return AggregationWeights(tuple(client for client, _, _ in chosen), together / together.sum(1, keepdim=True))
