@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.parts import ClientParts
+from pfl_lightning.drop_in.client.user_module import hyperparameters_of
 from pfl_lightning.drop_in.fits.over_rounds import Continuity
 from pfl_lightning.drop_in.forms.checks import check_labels, check_method, check_module, split_method
 from pfl_lightning.drop_in.forms.given_data import GIVEN, data_of
@@ -158,19 +159,8 @@ def check_options(method: Any, options: Iterable[str]) -> None:
     """
     client, settings = split_method(method)
     known = inspect.signature(federate).parameters.keys() - {"module", "method", "cohort", "hyperparameters"}
-    own = set(_hyperparameters(client))
+    own = set(hyperparameters_of(client))
     for name, names in (*((name, own) for name in settings), *((name, own | known) for name in options)):
         if name not in names:
             meant = did_you_mean(name, sorted(names)) or f", which has {', '.join(sorted(names))}"
             raise ConfigurationError(f"{client.__name__} has no option {name!r}{meant}")
-
-
-def _hyperparameters(client: type) -> Iterator[str]:
-    """Names that a method's ``__init__`` takes, with those that it passes on."""
-    for base in client.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())
-        yield from (p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return

@@ -177,7 +177,9 @@ class FedPACAggregator(Aggregator):
         shared = select_state(client, client.shared_names())
         self.alignment, self.combination, self.threshold = client.alignment, client.combination, client.threshold
         # Whatever is shared and not `encoder.*` is the head of (4): batch normalization and further layers included.
-        self.encoder = TensorDict({name: shared[name] for name in client.match(shared, ("encoder.*",))})
+        # Without combination there are none: what a user shares beside the encoder is averaged with it.
+        averaged = client.match(shared, ("encoder.*",)) if client.combination else shared
+        self.encoder = TensorDict({name: shared[name] for name in averaged})
         self.heads = ClientStates({n: v for n, v in shared.items() if n not in self.encoder.as_state()}, num_clients)
         classes, width = client.centroids.means.shape
         self.centroids: Tensor

@@ -83,13 +83,13 @@ class UserModule(ModuleSteps):
     def new_client(self, method: type[FederatedClient], num_classes: int, settings: dict[str, Any]) -> FederatedClient:
         """A client of a method that has this model; the number of classes is 0 where there are none.
 
-        The method's options for the head's rate and its layers are left to the module, unless one is given.
+        It trains for one epoch, unless the method has a default of its own. Options for the head's rate and its layers
+        are left to the module, unless one is given.
         """
-        kinds = [kind for kind in method.__mro__ if issubclass(kind, FederatedClient) and "__init__" in vars(kind)]
-        named = [inspect.signature(kind.__init__).parameters for kind in kinds]
-        own: dict[str, Any] = {} if any("epochs" in names for names in named[:-1]) else {"epochs": 1}
+        known = hyperparameters_of(method)
+        own: dict[str, Any] = {"epochs": 1} if known.get("epochs") is FederatedClient else {}
         if method.feature_based:
-            own |= {name: value for name, value in (("head_lr", None), ("head_relu", False)) if name in named[0]}
+            own |= {name: value for name, value in (("head_lr", None), ("head_relu", False)) if name in known}
         client: Any = method.__new__(method)
         vars(client)["user_module"], self.client = self, client  # __init__ asks for it: the module is no encoder
         client.__init__(self.module, num_classes, **{**own, **settings})
@@ -331,6 +331,20 @@ class UserModule(ModuleSteps):
         self.client.logged_metrics |= fit_module(self, make_trainer, context, generator)
         self.client.to(context.data.device)
         return {}
+
+
+def hyperparameters_of(method: type) -> dict[str, type]:
+    """Names that a method's ``__init__`` takes, with those that it passes on; and the first class that names each."""
+    found: dict[str, type] = {}
+    for kind in method.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        parameters = list(inspect.signature(vars(kind)["__init__"]).parameters.values())
+        named = [p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        found = dict.fromkeys(named, kind) | found
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found
 
 
 def _is_uninitialized(buffer: Tensor) -> bool:

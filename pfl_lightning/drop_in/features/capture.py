@@ -52,6 +52,8 @@ class FeatureCapture:
 
     Attributes:
         found: What the layer's newest call has shown; ``None`` for no call.
+        calls: How often it was called.
+        compared: Whether it is known that ``forward`` and the training step give the same features, or was said.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class FeatureCapture:
     ) -> None:
         self._module, self._head, self.source, self._enter = module, head, source, enter
         self.found: Any = None
+        self.calls, self.compared = 0, False
 
     def on(self, module: nn.Module) -> FeatureCapture:
         """The same for a copy of the module."""
@@ -72,7 +75,7 @@ class FeatureCapture:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Keep features inside; what was there before is forgotten."""
-        self.found = None
+        self.found, self.calls = None, 0
         if self.source.layer is None:
             handle: Any = self._module.get_submodule(self._head).register_forward_pre_hook(self._see, with_kwargs=True)
         else:
@@ -84,6 +87,7 @@ class FeatureCapture:
 
     def _see(self, layer: nn.Module, arguments: Any, named: Any) -> Any:
         self.found = found = first_tensor((arguments, named))
+        self.calls += 1
         if self._enter is None or found is None:
             return None
         entering = self._enter(self._checked(found))
@@ -93,6 +97,7 @@ class FeatureCapture:
 
     def _see_output(self, layer: nn.Module, arguments: Any, output: Any) -> None:
         self.found = first_tensor(output)
+        self.calls += 1
 
     def take(self) -> Tensor:
         """The features, (N, d), which are then forgotten.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -81,7 +84,11 @@ class ModuleEncoder(nn.Module):
             with self._capture.watching():
                 self.module(batch[0])
                 if self._capture.found is not None:  # else the step alone calls the head, with classes
-                    return self._capture.take()
+                    return self._compared(batch, self._capture.take())
+        return self._of_step(batch)
+
+    def _of_step(self, batch: Any) -> Tensor:
+        """Features (N, d) that the training step computes."""
         step = self._step or self.module.training_step
         try:
             with self._capture.watching(), patched(self.module, log=nothing, log_dict=nothing):
@@ -95,6 +102,24 @@ class ModuleEncoder(nn.Module):
                 f"{type(self.module).__name__} outside a fit, which ended in {type(error).__name__}: {error}. Let "
                 "batches be tuples (inputs, ...), and forward take the inputs"
             ) from error
+
+    def _compared(self, batch: Any, found: Tensor) -> Tensor:
+        """What ``forward`` has given, after a warning if the training step, of a copy, has other features of it."""
+        if self._capture.compared or self._step is not None:
+            return found
+        self._capture.compared, own = True, found
+        with suppress(Exception), isolate_rng():  # a step may need its Trainer, and a module hold what is not copied
+            other = copy.deepcopy(self)
+            own = other._of_step(batch)
+            own = own if other._capture.calls == 1 else found  # several calls are told in a fit
+        if own.shape != found.shape or (own - found).norm() > 0.01 * found.norm():
+            warnings.warn(
+                f"statistics are of features of {type(self.module).__name__}.forward(batch[0]), and its training_step "
+                "has others of the same batch: it uses further entries (a mask), or changes inputs. Let batches be "
+                "(inputs, classes), and change inputs in forward or on_after_batch_transfer; random changes are no fault",
+                stacklevel=2,
+            )
+        return found
 
     # ------------------------------------------------------------------ all training items of a client
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -73,6 +74,7 @@ class FeatureModule(UserModule):
                 "features= out"
             )
         self._capture = FeatureCapture(self.module, self.head_name, self.source, self._enter if enters else None)
+        self._capture.compared = not method.steps_on_modules  # whose own steps take them from forward
         self.client.head_prefix = f"module.{self.head_name}."
         for step in (self.forward, self.training_step, self.steps_on_features):  # whatever steps the method has
             setattr(self.client, step.__name__, step)
@@ -181,6 +183,13 @@ class FeatureModule(UserModule):
                 if output is None:
                     return None
                 found = [self._capture.take()]
+                if self._capture.calls > 1:
+                    warnings.warn(
+                        f"a training step of {type(self.module).__name__} computes features {self._capture.calls} "
+                        f"times ({self._capture.place}), and {type(self.client).__name__} takes those of the last call "
+                        "alone: call the model once, or name by features= a layer that is called once",
+                        stacklevel=2,
+                    )
             for view in views[1:]:
                 found.append(self.encoder_by(step).of_batch(view))
             self._found, self._classes = tuple(found), self.classes_of_batch(views[0])

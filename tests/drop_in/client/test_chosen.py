@@ -21,6 +21,7 @@ from pfl_lightning.methods import (
     FedPAC,
     FedPer,
     FedProto,
+    FedRep,
     LGFedAvg,
     LocalOnly,
 )
@@ -139,6 +140,14 @@ def test_patterns_that_say_nothing_are_refused(options, message):
 def test_what_no_server_averages_is_refused():
     with pytest.raises(ConfigurationError, match=r"shared= names fc.bias, and the server of FedProto averages no such"):
         models(FedProto, head="fc", shared="fc")
+
+
+def test_a_head_that_is_shared_without_combination_is_averaged():
+    """Both parts of FedPAC left out, what remains is FedRep's alternation."""
+    options = {"head": "fc", "shared": "fc", "epochs": 1, "head_lr": 0.1}
+    found, federation = models(FedPAC, Net(), alignment=0, combination=False, **options)
+    assert_same(found, models(FedRep, Net(), **options)[0])
+    assert not torch.equal(federation.global_model().fc.weight, Net().fc.weight)
 
 
 def test_tied_weights_stay_together_and_buffers_to_be_set_are_not_shared():

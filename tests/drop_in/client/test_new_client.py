@@ -26,6 +26,39 @@ def test_clients_are_of_the_methods_own_class(method, settings):
             assert one.training_step.__self__ is one.user_module
 
 
+class PassingOn(FedPAC):
+    def __init__(self, encoder, num_classes, *, extra=1.0, **options):
+        super().__init__(encoder, num_classes, **options)
+        self.extra = extra
+
+
+class Longer(FedPAC):
+    def __init__(self, encoder, num_classes, *, epochs=3, **options):
+        super().__init__(encoder, num_classes, epochs=epochs, **options)
+
+
+class Closed(FedAvg):
+    def __init__(self, encoder, num_classes):
+        super().__init__(encoder, num_classes, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "expected"),
+    [
+        (FedPAC, {}, (1, None)),
+        (PassingOn, {}, (1, None)),
+        (PassingOn, {"head_lr": 0.2, "extra": 2.0, "epochs": 4}, (4, 0.2)),
+        (Longer, {}, (3, None)),
+        (Closed, {}, (2, "none")),
+    ],
+)
+def test_subclasses_take_the_module_s_rate_and_one_epoch(method, settings, expected):
+    federation, data = federate(Net(), Data(), method, num_clients=3, seed=1, **settings)
+    quiet_trainer(1).fit(federation, datamodule=data)
+    client = federation.clients.models[0]
+    assert (client.epochs, getattr(client, "head_lr", "none")) == expected
+
+
 def test_a_federation_is_pickled_before_and_after_a_fit():
     federation, data = federate(Net(), Data(), FedAvg, num_clients=3, seed=1)
     other, other_data = pickle.loads(pickle.dumps((federation, data)))

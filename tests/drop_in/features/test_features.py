@@ -413,3 +413,86 @@ def test_fedpac_needs_no_forward(engine):
     assert bool(sent.present.any())
     losses = [{client: score.logged for client, score in each.test_scores.items()} for each in (without, plain)]
     assert losses[0] == losses[1]
+
+
+class Masked(Net):
+    """Takes (inputs, mask, classes); forward does without the mask."""
+
+    def forward(self, inputs, mask=None):
+        return super().forward(inputs if mask is None else inputs * mask)
+
+    def training_step(self, batch, batch_idx):
+        self.steps = getattr(self, "steps", 0) + 1
+        return F.cross_entropy(self(batch[0], *batch[1:-1]), batch[-1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self(batch[0], *batch[1:-1]), batch[-1]))
+
+    test_step = None
+
+
+class Scaling(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch[0] / 3, batch[1]), batch_idx)
+
+
+class MaskedData(Data):
+    def train_dataloader(self):
+        items = zip(self.samples.train_inputs, self.samples.train_targets, strict=True)
+        return torch.utils.data.DataLoader([(x, (x > 0).float(), int(y)) for x, y in items], batch_size=4, shuffle=True)
+
+    test_dataloader = None
+
+
+def last(batch):
+    return batch[-1]
+
+
+OTHER = "statistics are of features of (Masked|Scaling).forward"
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
+@pytest.mark.parametrize("method", [FedPAC, FedProto])
+def test_statistics_of_other_features_than_the_step_s_are_told_once(method, engine):
+    masked = {"data": MaskedData(), "module": Masked(), "num_clients": 3, "cohorts": [range(3)], "labels": last}
+    for options in (masked, {"data": Data(), "module": Scaling(), "cohorts": COHORTS}):
+        with pytest.warns(UserWarning, match=OTHER) as caught:
+            fitted(method, rounds=2, engine=engine(), **options)
+        said = [str(each.message) for each in caught if "statistics are of features" in str(each.message)]
+        assert len(said) == 1
+        assert said[0].startswith("client 0, round 1: ")
+
+
+def test_a_step_with_the_features_of_forward_is_not_run_for_them(recwarn):
+    module = Masked()
+    federation, _ = fitted(FedPAC, Data(), module=module, cohorts=[[0]], epochs=1, head_epochs=0)
+    assert not [each for each in recwarn if "features" in str(each.message)]
+    assert federation.client_model(0).steps == 3  # 11 items in batches of 4
+
+
+class Twice(Net):
+    """A loss of two passes."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + 0.1 * self(batch[0].flip(0)).square().mean()
+
+
+def test_a_second_call_of_the_head_in_a_step_is_told_once():
+    for features in (None, "body"):
+        with pytest.warns(UserWarning, match="a training step of Twice computes features 2 times") as caught:
+            fitted(FedPAC, Data(), module=Twice(), rounds=2, cohorts=COHORTS, features=features, head="fc")
+        said = [str(each.message) for each in caught if "computes features" in str(each.message)]
+        assert len(said) == 1
+        assert said[0].startswith("client 0, round 1: ")
+
+
+class Shaking(Topics):
+    """Without a forward, so that its step, which draws, is all there is."""
+
+    def scores(self, batch):
+        return super().scores({"words": batch["words"] + torch.rand(())})
+
+
+def test_what_the_step_alone_computes_is_compared_with_nothing(recwarn):
+    fitted(FedPAC, TopicData(), module=Shaking(), num_clients=3, cohorts=[range(3)], labels=topic)
+    assert not [each for each in recwarn if "features" in str(each.message)]
