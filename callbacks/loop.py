@@ -59,7 +59,7 @@ class FederatedLoop(RoundLoop):
         if method is None and options:
             raise ConfigurationError(
                 f"FederatedLoop has no option {', '.join(sorted(options))} without a method, such as "
-                "FederatedLoop(method=FedPer, num_clients=10)"
+                "FederatedLoop(method=FedPer, num_clients=10); a Federation has options of its own"
             )
         trust = (stop_on_divergence, max_update_ratio, on_client_error)
         super().__init__(cohort, full_participation_in_last_round, min_clients, eval_cohort, *trust)

@@ -11,6 +11,7 @@ What one uses
 ``jobs``                                 the processes of studies and searches
 What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
+``server_optimizers``                    optimizers by which an averaging server steps
 ``phases``, ``options``, ``learner``     phases of a local fit; types of methods' options; networks that a server trains
 ``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
 What a run is made of
@@ -87,7 +88,7 @@ _MODULES = frozenset(
     (
         *("callbacks", "checks", "cli", "client", "data", "datamodules", "drop_in", "encoders", "engines", "errors"),
         *("federation", "functional", "messages", "methods", "metrics", "options", "phases", "round", "seeding"),
-        *("report", "self_supervised", "server", "state", "study"),
+        *("report", "self_supervised", "server", "server_optimizers", "state", "study"),
     )
 )
 """Modules that need no import statement of their own."""

@@ -18,6 +18,9 @@ from pfl_lightning.messages import magnitude
 from pfl_lightning.state.image import Snapshot
 from pfl_lightning.state.tensors import tensors_in
 
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes an optimizer from the parameters that it steps."""
+
 Objective = Callable[[], Tensor]
 """Computes the scalar that a step descends, from the network as it is then."""
 
@@ -57,7 +60,7 @@ class Learner(nn.Module):
     def __init__(
         self,
         network: nn.Module,
-        make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        make_optimizer: MakeOptimizer,
         clip: float | None = None,
     ) -> None:
         super().__init__()
@@ -99,14 +102,24 @@ class Learner(nn.Module):
                 if self.clip is not None:
                     nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
                 self.optimizer.step()
-        self.optimizer.zero_grad()
-        for tensor in (*self.network.parameters(), *tensors_in(self.optimizer.state)):
-            increment_version(tensor)  # which fused steps leave as it was
+        self._end_steps()
         if all_finite((*self.network.state_dict().values(), *tensors_in(self.optimizer.state))):
             return True
         before.restore()
         warn_of_taken_back("the server's network", round, remedy)
         return False
+
+    def step_along(self, gradients: Iterable[Tensor]) -> None:
+        """Take one step of the optimizer along given gradients, in the order of the parameters, of whatever numbers."""
+        for parameter, gradient in zip(self.network.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self._end_steps()
+
+    def _end_steps(self) -> None:
+        self.optimizer.zero_grad()
+        for tensor in (*self.network.parameters(), *tensors_in(self.optimizer.state)):
+            increment_version(tensor)  # which fused steps leave as it was
 
     # ------------------------------------------------------------------ devices and checkpoints
 

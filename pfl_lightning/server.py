@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,6 +15,7 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage, server_step
+from pfl_lightning.learner import Learner, MakeOptimizer
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate
 from pfl_lightning.seeding import seeded_generator
 from pfl_lightning.state.client_states import ClientStates
@@ -181,6 +183,24 @@ class Aggregator(nn.Module):
         """Combine what was received since the last call; without any update nothing changes."""
         raise NotImplementedError
 
+    def use_optimizer(self, client: FederatedClient, make: MakeOptimizer) -> None:
+        """Let an optimizer take the server's steps, from now on; of an averaging server, see there.
+
+        Args:
+            client: The client as it is before the first round.
+            make: Makes the optimizer from the parameters.
+
+        Raises:
+            ConfigurationError: The server does not average weights that train, or has an optimizer already.
+        """
+        has_one = getattr(self, "optimizer", None) is not None
+        reason = "has one of its own" if has_one else "averages no weights, or steps by a formula of its own"
+        raise ConfigurationError(
+            f"{type(client).__name__} takes no server_optimizer: its server {reason}. Methods whose server averages "
+            "what clients share take one, such as FedAvg, FedProx, SCAFFOLD, FedPer, FedRep, FedBN and Ditto "
+            "(docs/methods/fedopt.md lists them)"
+        )
+
     def has_client_weights(self) -> bool:
         """Return whether aggregations set :attr:`aggregation_weights`: each client gets its own combination."""
         return False
@@ -243,20 +263,52 @@ class AveragingAggregator(Aggregator):
 
     With nothing shared it receives empty updates and changes nothing.
 
+    An optimizer may take the step from the weights x to the mean (Reddi et al., 2021, Algorithm 1), whose gradient is x
+    - mean. It steps parameters that train; buffers, such as running statistics, and frozen parameters take their mean.
+
     Args:
         client: See :class:`Aggregator`.
         num_clients: Number of clients, m.
         by_samples: Whether a client counts by its number of samples; otherwise all count the same.
         step: How far the global state goes towards the mean, see :func:`~pfl_lightning.functional.server_step`.
+        optimizer: Makes the optimizer that takes the server's steps; ``None`` for none, which is SGD of rate 1.
     """
 
-    def __init__(self, client: FederatedClient, num_clients: int, by_samples: bool = True, step: float = 1.0) -> None:
+    averages: ClassVar[bool] = True
+    """Whether ``aggregate`` leaves the step of :attr:`weights` to this class, so that an optimizer may take it. A class
+    with an ``aggregate`` of its own that does says so again."""
+
+    def __init__(
+        self,
+        client: FederatedClient,
+        num_clients: int,
+        by_samples: bool = True,
+        step: float = 1.0,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
         super().__init__(client, num_clients)
         check_number("step (of the server)", step)
         self.by_samples, self.step = by_samples, step
         self.parameter_names = frozenset(name for name, _ in client.named_parameters(remove_duplicate=False))
         self.weights = TensorDict(select_state(client, client.shared_names()))
         self._average = RunningAverage()
+        self.optimizer: Learner | None = None
+        if optimizer is not None:
+            self.use_optimizer(client, optimizer)
+
+    def use_optimizer(self, client: FederatedClient, make: MakeOptimizer) -> None:
+        """Let an optimizer take the steps towards the mean, from now on."""
+        own, state = next(cls for cls in type(self).__mro__ if "aggregate" in vars(cls)), self.weights.as_state()
+        trained = [n for n, p in client.named_parameters(remove_duplicate=False) if p.requires_grad and n in state]
+        if not vars(own).get("averages") or not trained or self.optimizer is not None:
+            super().use_optimizer(client, make)
+        if not callable(make) or (inspect.isclass(make) and not issubclass(make, torch.optim.Optimizer)):
+            raise ConfigurationError(
+                "server_optimizer must make an optimizer from parameters, such as "
+                f"pfl_lightning.server_optimizers.FedAdam or partial(torch.optim.SGD, lr=1.0), got {make!r}"
+            )
+        single = [state[n].to(torch.promote_types(state[n].dtype, torch.float32), copy=True) for n in trained]
+        self.optimizer, self.optimized = Learner(nn.ParameterList(single), make), trained
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global state, the same for every client."""
@@ -271,10 +323,14 @@ class AveragingAggregator(Aggregator):
         """Take the mean, w = sum_k n_k / n w_k, or go a step towards it."""
         average, self._average = self._average, RunningAverage()
         if average.total_weight > 0:
-            mean = average.result()
+            sent, found = self.weights.as_state(), average.result()
             if self.step != 1:
-                mean = server_step(self.weights.as_state(), mean, self.step, self.parameter_names)
-            self.weights.assign(mean)
+                found = server_step(sent, found, self.step, self.parameter_names)
+            if self.optimizer is not None:
+                weights = dict(zip(self.optimized, self.optimizer.network.parameters(), strict=True))
+                self.optimizer.step_along([sent[n].to(w) - found[n].to(w) for n, w in weights.items()])
+                found = {**found, **{n: w.detach().to(sent[n], copy=True) for n, w in weights.items()}}
+            self.weights.assign(found)
 
 
 def no_broadcast(server: Aggregator, found: object) -> ConfigurationError:

@@ -33,6 +33,7 @@ ROLES: dict[str, tuple[type, ...]] = {
     "model.encoder": (nn.Module, EncoderAssignment),
     "model.encoder.encoders": (nn.Module,),
     "model.engine": (Engine,),
+    "model.server_optimizer": (Optimizer,),
     "model.engine.engine": (Engine,),
     "data": (FederatedDataModule,),
     "data.partition": (Partitioner,),

@@ -23,6 +23,7 @@ from pfl_lightning.drop_in.outer.federation import ModuleFederation
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.learner import MakeOptimizer
 from pfl_lightning.names import did_you_mean, method_named
 from pfl_lightning.older_package import as_older, is_older
 
@@ -50,6 +51,7 @@ def federate(
     schedule: str = "continue",
     optimizer_state: str = "reset",
     seed: int | None = None,
+    server_optimizer: MakeOptimizer | None = None,
     shared_evaluation: bool = False,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
@@ -104,6 +106,7 @@ def federate(
         optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
             local fit begins without them.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
+        server_optimizer: Makes the optimizer of the server; see :class:`~pfl_lightning.Federation`.
         shared_evaluation: Whether every client is evaluated on all items of the validation and test loaders, in their
             order, not on a part of its own: for steps that need the whole of a set (a retrieval, a leaderboard).
         train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, a dictionary or
@@ -135,6 +138,7 @@ def federate(
         engine=engine,
         continuity=Continuity(schedule, optimizer_state),
         seed=seed,
+        server_optimizer=server_optimizer,
     )
     loaders = dict(zip(GIVEN, (train_dataloaders, val_dataloaders, test_dataloaders), strict=True))
     reads_classes = federation.reads_classes

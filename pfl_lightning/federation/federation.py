@@ -25,6 +25,7 @@ from pfl_lightning.federation.outer_trainer import name_round, release_data
 from pfl_lightning.federation.personalization import PersonalizationStage
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.tasks import Clock
+from pfl_lightning.learner import MakeOptimizer
 from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Personalization
@@ -65,6 +66,9 @@ class Federation(L.LightningModule):
         spill_dir: Where such files lie, best on a local disk; ``None`` is the system's folder for temporary files
             (which some systems keep in memory: then name another). They have no names (``ls`` does not show them,
             ``df`` does), grow with the clients that take part, and are gone when the process is, however it ends.
+        server_optimizer: Makes the optimizer by which the server steps towards the average of what clients share,
+            where its method averages: one of :mod:`pfl_lightning.server_optimizers`, or any other, such as
+            ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``. ``None`` takes over the average.
     """
 
     tests_in_fits: ClassVar[bool] = True
@@ -84,6 +88,7 @@ class Federation(L.LightningModule):
         seed: int | None = None,
         client_state_memory_gb: float | None = 4.0,
         spill_dir: str | None = None,
+        server_optimizer: MakeOptimizer | None = None,
     ) -> None:
         super().__init__()
         if engine is not None and not isinstance(engine, Engine):
@@ -97,6 +102,7 @@ class Federation(L.LightningModule):
         self.engine = engine or SequentialEngine()
         self.seed = global_seed() if seed is None else seed
         self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
+        self.server_optimizer = server_optimizer
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
         self.round = 0  # the last one that was trained; the fine-tuning before an evaluation draws by it
         self.has_trained = False  # or was loaded from a checkpoint

@@ -27,6 +27,7 @@ def saved_content(federation: Federation) -> dict[str, Any]:
     """What identifies the federation, every client's personal state, and what never changes."""
     return {
         "method": federation.method_name,
+        "server_optimizer": _server_optimizer(federation),
         "seed": federation.seed,
         **federation.fingerprints,
         "round": federation.round,
@@ -57,6 +58,11 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
 def _schedule(federation: Federation) -> str | None:
     first = federation.clients.models[0]
     return None if first._make_scheduler is None else first.schedule
+
+
+def _server_optimizer(federation: Federation) -> str | None:
+    learner = getattr(federation.server, "optimizer", None)
+    return None if learner is None else type(learner.optimizer).__name__
 
 
 def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]:
@@ -93,7 +99,10 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
         raise damaged(str(federation.trainer.ckpt_path), fault)
     extra = checkpoint["state_dict"]["_extra_state"]
     clients = extra["personal"]["num_clients"], federation.num_clients
-    for what, there, here in (("method", extra["method"], federation.method_name), ("number of clients", *clients)):
+    optimizers = extra.get("server_optimizer"), _server_optimizer(federation)
+    methods = extra["method"], federation.method_name
+    kinds = ("method", *methods), ("number of clients", *clients), ("server optimizer", *optimizers)
+    for what, there, here in kinds:
         if there != here:
             raise CheckpointError(
                 f"the checkpoint is of another {what}, {there}; this run has {here}: give the config of the "

@@ -109,6 +109,8 @@ def build(federation: Federation, data: FederatedData) -> None:
             f"{type(converted[0]).__name__}.configure_aggregator returned {type(server).__name__}, expected an "
             "Aggregator: return the method's server, such as AveragingAggregator(self, num_clients)"
         )
+    if federation.server_optimizer is not None:
+        server.use_optimizer(converted[0], federation.server_optimizer)
     federation.server = cast(Aggregator, convert(server))
     federation.server.seed = federation.seed
     limit, stores = federation.client_state_memory_gb, federation.personal.stores

@@ -30,6 +30,7 @@ from pfl_lightning.methods.fedlc import FedLC
 from pfl_lightning.methods.fedmd import FedMD
 from pfl_lightning.methods.fednova import FedNova
 from pfl_lightning.methods.fedntd import FedNTD
+from pfl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from pfl_lightning.methods.fedpac import FedPAC
 from pfl_lightning.methods.fedper import FedPer
 from pfl_lightning.methods.fedproto import FedProto
@@ -59,6 +60,10 @@ METHODS: tuple[type[FederatedClient], ...] = (
     LocalOnly,
     FedAvg,
     FedProx,
+    FedAvgM,
+    FedAdam,
+    FedYogi,
+    FedAdagrad,
     SCAFFOLD,
     FedDyn,
     FedCM,
@@ -129,7 +134,10 @@ __all__ = [
     "FedALA",
     "FedAMP",
     "FedAS",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedBABU",
     "FedBN",
     "FedCM",
@@ -154,6 +162,7 @@ __all__ = [
     "FedRoD",
     "FedSALoRA",
     "FedTGP",
+    "FedYogi",
     "HypCluster",
     "KNNPer",
     "KTpFL",

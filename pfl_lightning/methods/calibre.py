@@ -197,6 +197,7 @@ class DivergenceAwareAggregator(AveragingAggregator):
     """
 
     update_class = CalibreUpdate
+    averages = True
 
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
         super().__init__(client, num_clients)

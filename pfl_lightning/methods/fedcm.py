@@ -113,6 +113,7 @@ class FedCMAggregator(AveragingAggregator):
     """The plain mean of the models, and Delta, the mean of (w^t - w_k) / (a_K eta_l)."""
 
     update_class = FedCMUpdate
+    averages = True
 
     def __init__(self, client: FedCM, num_clients: int) -> None:
         super().__init__(client, num_clients, by_samples=False)

@@ -162,6 +162,7 @@ class FedDBEAggregator(AveragingAggregator):
     """
 
     update_class = FedDBEUpdate
+    averages = True
 
     global_mean: Tensor
     found: Tensor

@@ -174,6 +174,8 @@ class FedETF(FederatedClient):
 class FedETFAggregator(AveragingAggregator):
     """Mean of the clients' models, weighted by samples, whose beta is logged with the round (``server/beta``)."""
 
+    averages = True
+
     def aggregate(self) -> None:
         """Take the mean."""
         super().aggregate()

@@ -66,6 +66,7 @@ class FedNovaAggregator(AveragingAggregator):
     """w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1 with tau_eff = sum_k p_k ||a_k||_1 (7); statistics are averaged."""
 
     update_class = FedNovaUpdate
+    averages = True
 
     def __init__(self, client: FedNova, num_clients: int) -> None:
         super().__init__(client, num_clients)
@@ -85,9 +86,9 @@ class FedNovaAggregator(AveragingAggregator):
         """Go tau_eff times the mean direction; buffers take their mean."""
         directions, self._directions = self._directions, RunningAverage()
         norms, self._norms = self._norms, RunningAverage()
-        sent = self.weights.as_state()
-        super().aggregate()
         if directions.total_weight > 0:
-            tau = norms.result()["norm"]
+            sent, tau, mean = self.weights.as_state(), norms.result()["norm"], self._average.result()
             moved = {name: sent[name] - tau * direction for name, direction in directions.result().items()}
-            self.weights.assign({**self.weights.as_state(), **moved})
+            self._average = RunningAverage()
+            self._average.update({**mean, **moved}, 1)  # in the place of the mean
+        super().aggregate()

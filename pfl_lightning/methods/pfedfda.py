@@ -202,6 +202,7 @@ class PFedFDAAggregator(AveragingAggregator):
     """Averages encoders and the clients' Gaussians, weighted by samples."""
 
     update_class = PFedFDAUpdate
+    averages = True
 
     def __init__(self, client: PFedFDA, num_clients: int) -> None:
         super().__init__(client, num_clients)

@@ -202,6 +202,7 @@ class ScaffoldAggregator(AveragingAggregator):
     """
 
     update_class = ScaffoldUpdate
+    averages = True
     rolls_back_client_states = True  # c stays the mean of all c_i
 
     def __init__(self, client: SCAFFOLD, num_clients: int) -> None:

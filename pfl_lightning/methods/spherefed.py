@@ -180,6 +180,7 @@ class SphereFedAggregator(AveragingAggregator):
     """Averages encoders, weighted by samples; in the last round solves for the classifier."""
 
     update_class = SphereFedUpdate
+    averages = True
 
     head: Tensor
     calibrated: Tensor

@@ -19,11 +19,13 @@ ALLOWED = {
     "encoders": {"names", "checks", "errors"},
     "datamodules": {"data", "seeding", "checks", "errors", "names", "older_package", "lightning_private", "state"},
     **{module: BASES | {"functional"} for module in BASES},
-    "server": BASES | {"functional", "state"},
+    "server": BASES | {"functional", "state", "learner"},
+    "server_optimizers": {"checks"},
     "client": BASES | {"functional", "state", "server"},
     "learner": BASES | {"functional", "state"},
     "self_supervised": BASES | {"functional", "state", "client", "server"},
-    "methods": BASES | {"functional", "state", "client", "server", "learner", "self_supervised", "encoders"},
+    "methods": BASES
+    | {"functional", "state", "client", "server", "learner", "self_supervised", "encoders", "server_optimizers"},
     "engines": BASES | {"functional", "state", "client", "server"},
 }
 # The others, and what they may not import.

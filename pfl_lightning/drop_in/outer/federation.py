@@ -31,6 +31,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.evaluation import Scores
 from pfl_lightning.federation.outer_callbacks import call_with_options, check_options
 from pfl_lightning.federation.set_up import missing_callbacks
+from pfl_lightning.learner import MakeOptimizer
 from pfl_lightning.lightning_private import hyperparameters_of, trainer_or_none
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
@@ -56,6 +57,7 @@ class ModuleFederation(UserHooks):
             Lightning holds.
         continuity: What a client's local fit keeps of its last one.
         seed: Seed of everything random.
+        server_optimizer: Makes the optimizer of the server.
     """
 
     tests_in_fits = False
@@ -71,9 +73,11 @@ class ModuleFederation(UserHooks):
         engine: Engine | None,
         continuity: Continuity,
         seed: int | None,
+        server_optimizer: MakeOptimizer | None = None,
     ) -> None:
         method = partial(parts.method, **parts.settings)
-        super().__init__(method, type(module), engine=engine or TrainerEngine(), seed=seed)
+        options: dict[str, Any] = {"seed": seed, "server_optimizer": server_optimizer}
+        super().__init__(method, type(module), engine=engine or TrainerEngine(), **options)
         self._parts, self.owner = parts, UserModuleOwner(module)
         if plain_state(module):  # otherwise it makes its layers in setup
             parts.try_out(parts.copied(module))
