@@ -74,7 +74,8 @@ class Round:
             updates wait for the next one, or for the end of the cohort.
         on_client_error: Whether an exception of a client's own code or data costs that client its round, ``"skip"``,
             or ends the run, ``"raise"``, as it does before a first good round.
-        fits: Results of the engine, which takes its tasks from :meth:`broadcasts`.
+        fits: Results of the engine, which takes its tasks from :meth:`broadcasts`; set by
+            :meth:`~pfl_lightning.federation.Federation.begin_round`, since the engine needs the round first.
         results: Losses, times and errors of the clients so far, without updates and personal states.
     """
 
@@ -110,7 +111,10 @@ class Round:
             yield model, FitTask(context, broadcast, self.clients.stored(client), resume_state)
 
     def fit_next(self, client: int) -> FitResult:
-        """Fit the next client of the cohort and pass its update on to the server.
+        """Take the fit of the next client from the engine and pass its update on to the server.
+
+        The engine may have fitted it before. The update is checked here, and may wait for others (see ``guard``); a
+        client whose fit or update fails is left out, with a warning.
 
         Args:
             client: The client that the outer Trainer expects.

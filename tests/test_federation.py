@@ -220,7 +220,7 @@ class NoLoop(Federation):
 
 
 def test_without_the_loop():
-    with pytest.raises(FederationError, match=r"no round has begun: a FederatedLoop must be"):
+    with pytest.raises(FederationError, match=r"no round has begun: no RoundLoop \(FederatedLoop\) is"):
         quiet_trainer(1).fit(NoLoop(FIT, tiny_encoder), datamodule=Toy())
 
 

@@ -157,7 +157,7 @@ def test_callbacks_loggers_and_a_resume_of_the_older_trainer(tmp_path):
 
 def test_they_are_copied_and_pickled():
     federation, _ = federate(Old(), OldData(), FedAvg, num_clients=2)
-    module = federation._parts.copied(federation.user_module)
+    module = federation._parts.copied(federation.given_module)
     assert isinstance(module, L.LightningModule)
     assert isinstance(module, pl.LightningModule)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):

@@ -128,7 +128,7 @@ class FederatedClient(ModelAccess):
         self.num_classes = num_classes
         self.phase = Phase()
         if self.user_module is not None:  # which configures its own optimizers
-            optimizer, lr_scheduler, schedule = None, None, "restart"
+            optimizer, lr_scheduler, schedule = None, None, "restart"  # its own go on by `continuity`
         self.assemble(encoder)
         self.frozen = self.find_frozen(encoder)
         self.lr, self.momentum, self.weight_decay, self.epochs = lr, momentum, weight_decay, epochs

@@ -99,12 +99,12 @@ def federate(
         local_callbacks: Callbacks that run inside local fits and evaluations, on the batches of each client; each local
             fit has new copies of them.
         engine: How local fits run; ``None`` is :class:`~pfl_lightning.TrainerEngine`.
-        schedule: ``"continue"``: a client's schedulers, plain attributes of the module, ``current_epoch`` and
+        schedule: ``"continue"`` (default): a client's schedulers, plain attributes of the module, ``current_epoch`` and
             ``global_step`` go on over the rounds that it takes part in, and ``self.trainer.max_epochs`` and
             ``estimated_stepping_batches`` are those of all rounds together; ``"restart"``: every local fit
             begins at epoch 0.
-        optimizer_state: ``"keep"``: momenta and the like of its optimizers stay with the client; ``"reset"``: every
-            local fit begins without them.
+        optimizer_state: ``"reset"`` (default): every local fit begins without momenta and the like of its optimizers;
+            ``"keep"``: they stay with the client.
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
         server_optimizer: Makes the optimizer of the server; see :class:`~pfl_lightning.Federation`.
         shared_evaluation: Whether every client is evaluated on all items of the validation and test loaders, in their

@@ -28,9 +28,9 @@ from pfl_lightning.engines.lifecycle import (
     fit_result,
     forget_preparation,
     load_own_state,
-    local_fit,
     phase_data,
     trains,
+    without_autocast,
 )
 from pfl_lightning.engines.threads import is_set_by_user, step_work, threads_for_work
 from pfl_lightning.errors import ClientError
@@ -208,7 +208,7 @@ class Engine(ABC):
         try:
             context = begin(client, task)
             seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with local_fit(environment), torch_seed(seed, python=True), ExitStack() as stack:
+            with without_autocast(environment), torch_seed(seed, python=True), ExitStack() as stack:
                 if client.user_module is not None:
                     stack.enter_context(client.user_module.on_own_data(context.data))
                 before = client.before_fit(context)
@@ -289,7 +289,10 @@ class Engine(ABC):
             make_trainer, place = partial(self.make_trainer, environment), int(stage == "test")
             purpose = Purpose.EVALUATION_STEPS
             seed = derive_seed(environment.seed, purpose, context.round, context.client, place)
-            with local_fit(environment), torch_seed(seed, python=True):  # no cast of another client's weights is kept
+            with (
+                without_autocast(environment),
+                torch_seed(seed, python=True),
+            ):  # no cast of another client's weights is kept
                 return client.evaluate(part, stage, context.data, environment, make_trainer)
 
         return score(task.validation, "validation"), score(task.test, "test")
@@ -320,6 +323,6 @@ class Engine(ABC):
         if client.user_module is not None:
             client.user_module.begin_progress(None)  # what it comes to is forgotten
         seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
-        with local_fit(environment), torch_seed(seed, python=True):
+        with without_autocast(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(client.personalization_phases()):
                 self._run_prepared(client, phase, context, environment, f"{Purpose.PERSONALIZE}/{index}")

@@ -75,8 +75,8 @@ def make_context(
     return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored)
 
 
-def local_fit(environment: FitEnvironment) -> AbstractContextManager[object]:
-    """Return the context of a local fit, which leaves the outer Trainer's autocast.
+def without_autocast(environment: FitEnvironment) -> AbstractContextManager[object]:
+    """Return the context of a local fit or an evaluation, which leaves the outer Trainer's autocast.
 
     Autocast then holds in the forward passes alone, and no cast of a weight outlives the step that changes the weight.
     """
@@ -308,7 +308,7 @@ def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvir
     client.eval()
     seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, context.round, context.client)
     try:
-        with torch.no_grad(), local_fit(environment), torch_seed(seed, python=True):
+        with torch.no_grad(), without_autocast(environment), torch_seed(seed, python=True):
             client.before_evaluation(context)
     except Exception as error:
         error.add_note(f"before the evaluation of client {context.client}, round {context.round + 1}")

@@ -1,4 +1,7 @@
-"""Optimizers of a local fit, and schedules of the learning rate over the rounds."""
+"""Optimizers of a local fit, and schedules of the learning rate over the rounds, of built-in methods.
+
+Those of a user's module: ``drop_in/fits/over_rounds.py``.
+"""
 
 from __future__ import annotations
 

@@ -48,9 +48,10 @@ class Federation(L.LightningModule):
 
     One epoch of the outer Trainer is one communication round, one training batch is the local fit of one client, and in
     validation and test one batch is one client, evaluated with its own model on its own parts. An engine may run ahead
-    of the batches, with several clients at once. The rounds are driven by
-    :class:`pfl_lightning.callbacks.FederatedLoop`; the data come from a
-    :class:`pfl_lightning.datamodules.FederatedDataModule`.
+    of the batches, with several clients at once. The rounds are driven by a callback, a
+    :class:`~pfl_lightning.callbacks.RoundLoop`: the one that a fit gets by itself, or a
+    :class:`~pfl_lightning.callbacks.FederatedLoop` of yours, which is one with ``method=`` beside its options. The
+    data come from a :class:`pfl_lightning.datamodules.FederatedDataModule`.
 
     Args:
         method: Makes the client from an encoder and the number of classes: a class of :mod:`pfl_lightning.methods`,
@@ -128,7 +129,7 @@ class Federation(L.LightningModule):
         return build_clients(self._assignment, self.method_factory, data, self.seed)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Return a FederatedLoop with its default arguments where a fit's Trainer has none; on SLURM, a Preemption.
+        """Return a RoundLoop with its default arguments where a fit's Trainer has none; on SLURM, a Preemption.
 
         Lightning replaces callbacks of the Trainer by those of the same class that a module returns. An evaluation
         gets none: a loop would refuse a checkpoint from the middle of a round, which can be evaluated.
@@ -275,7 +276,7 @@ class Federation(L.LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         """Fit the clients of the batch and pass their updates on to the server."""
         if self._current_round is None:
-            raise FederationError("no round has begun: a FederatedLoop must be among the Trainer's callbacks")
+            raise FederationError("no round has begun: no RoundLoop (FederatedLoop) is among the Trainer's callbacks")
         if batch_idx == 0 and self.trainer.progress_bar_callback is not None:
             name_round(self.trainer)
         for client in batch.tolist():

@@ -32,7 +32,7 @@ def saved_content(federation: Federation) -> dict[str, Any]:
         **federation.fingerprints,
         "round": federation.round,
         "has_trained": federation.has_trained,
-        "schedule": _schedule(federation),
+        **_continuity(federation),
         **federation.clients.state_dict(),
     }
 
@@ -55,9 +55,12 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
     federation.round, federation.has_trained = state["round"], state["has_trained"]
 
 
-def _schedule(federation: Federation) -> str | None:
+def _continuity(federation: Federation) -> dict[str, str | None]:
+    """Options of what goes on from fit to fit; ``None`` where a built-in method has no schedule."""
     first = federation.clients.models[0]
-    return None if first._make_scheduler is None else first.schedule
+    if first.user_module is not None:
+        return vars(first.user_module.continuity)
+    return {"schedule": None if first._make_scheduler is None else first.schedule}
 
 
 def _server_optimizer(federation: Federation) -> str | None:
@@ -67,10 +70,10 @@ def _server_optimizer(federation: Federation) -> str | None:
 
 def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]:
     """In what a fit that goes on from a checkpoint differs from the checkpoint's run."""
-    for name, now in (("seed", federation.seed), ("schedule", _schedule(federation))):
-        if None not in (state[name], now) and state[name] != now:
+    for name, now in {"seed": federation.seed, **_continuity(federation)}.items():
+        if None not in (before := state.get(name), now) and before != now:
             yield (
-                f"the checkpoint was made with {name} {state[name]!r}, this run has {now!r}: what follows will differ "
+                f"the checkpoint was made with {name} {before!r}, this run has {now!r}: what follows will differ "
                 "from the uninterrupted run"
             )
     if federation.clients.resume_states is not None and "carried" not in state:

@@ -33,7 +33,7 @@ class ModuleSteps:
     """The client that has the module."""
     module: L.LightningModule
     continuity = Continuity("restart", "reset")
-    """What goes on from a client's local fit to its next."""
+    """What goes on from a client's local fit to its next. A federation sets it; a copy with a new head keeps this."""
     progress: FitProgress | None = None
     """Of the fit under way; ``None`` where nothing goes on, as in a fine-tuning before an evaluation."""
     own_loss: Tensor | None = None

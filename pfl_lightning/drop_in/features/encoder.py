@@ -116,7 +116,7 @@ class ModuleEncoder(nn.Module):
             warnings.warn(
                 f"statistics are of features of {type(self.module).__name__}.forward(batch[0]), and its training_step "
                 "has others of the same batch: it uses further entries (a mask), or changes inputs. Let batches be "
-                "(inputs, classes), and change inputs in forward or on_after_batch_transfer; random changes are no fault",
+                "(inputs, classes), and change inputs in forward or on_after_batch_transfer; random ones are no fault",
                 stacklevel=2,
             )
         return found

@@ -233,6 +233,7 @@ class FeatureModule(UserModule):
         self, make_trainer: MakeTrainer, context: FitContext, generator: torch.Generator
     ) -> dict[str, float]:
         """Train the module, whose features are seen; see :meth:`UserModule.fit_under_trainer`."""
+        # The inner of two steps in the module's place: `fit_module` puts what adds the method's terms around it.
         with (
             patched(self.module, training_step=self.watched(self.module.training_step)),
             hooks_on_each_view(self.module, partial(self._views_are_stacked, context)),

@@ -108,6 +108,7 @@ def _functions(model: UserModule, record: LogRecord) -> dict[str, Callable[..., 
     own_step, own_optimizers, own_log = module.training_step, module.configure_optimizers, module.log
     epochs = progress.counts.epochs if progress is not None and progress.settings.continues else 0
 
+    # Of a method on features, `own_step` already is the one that keeps features (`FeatureModule.fit_under_trainer`).
     @wraps(own_step)
     def training_step(*args: Any, **kwargs: Any) -> Any:
         output = own_step(*args, **kwargs)

@@ -35,6 +35,8 @@ _DIVIDE = {*_OWN_DATA, "val_dataloaders", "test_dataloaders", "partition", "num_
 class CallbackForm:
     """Puts the federation of a module in the module's place when a Trainer begins to fit, validate, test or predict.
 
+    The ``log`` setter of :class:`~pfl_lightning.callbacks.FederatedLoop` calls it, the first that a Trainer does.
+
     The federation is made once for a module, and goes on in later calls with it: what is tested after a fit is what
     was fitted. Another module of its class, such as one that ``load_from_checkpoint`` read, is validated or tested on
     the same clients, and the federation of the fit stays.

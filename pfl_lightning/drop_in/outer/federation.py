@@ -101,7 +101,7 @@ class ModuleFederation(UserHooks):
             return [NamesUnsharedParts(self)]
         self.handed.hand_in(self.trainer, getattr(self.engine, "engine", self.engine))
         own = getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)
-        if not brings(self.user_module, "validation_step") or (own is not None and not gives(own, "val_dataloader")):
+        if not brings(self.given_module, "validation_step") or (own is not None and not gives(own, "val_dataloader")):
             self.handed.leave_out_validation(self.trainer)  # a plain run would not validate
         try:
             check_options(self.trainer, call_with_options(self.trainer.callbacks))  # type: ignore[attr-defined]
@@ -109,14 +109,14 @@ class ModuleFederation(UserHooks):
             self.handed.give_back()
             raise
         self.owner.begin_call(self.stage_name == "fit")
-        given = self.user_module.configure_callbacks()
+        given = self.given_module.configure_callbacks()
         own = self.hand_in(list(given) if isinstance(given, Sequence) else [given])
         return [*own, *missing_callbacks(self.trainer, lambda: self.loop, own)]
 
     def setup(self, stage: str) -> None:
         """Build the clients; let loggers get the hyper-parameters that they get in a plain run, and the method."""
         super().setup(stage)
-        own = hyperparameters_of(self.user_module)
+        own = hyperparameters_of(self.given_module)
         found = {} if own is None else {"method": self._parts.method.__name__, **own}
         found |= hyperparameters_of(getattr(getattr(self.trainer, "datamodule", None), "datamodule", None)) or {}
         self._hparams_initial, self._log_hyperparams = AttributeDict(python_numbers(found)), bool(found)
@@ -126,23 +126,23 @@ class ModuleFederation(UserHooks):
         trainer = trainer_or_none(self)
         with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
             self.owner.begin(self.stage_name, trainer, data)
-            module = self._parts.copied(self.user_module)
+            module = self._parts.copied(self.given_module)
             client = self._parts.make(module, data)
         model = cast(UserModule, client.user_module)
         model.local, model.continuity = self.local, self._continuity
         return [client]
 
     @property
-    def _user_module(self) -> UserModule:
+    def _client_model(self) -> UserModule:
         """The model that all clients use in turn."""
         return cast(UserModule, self.clients.models[0].user_module)
 
     def _build(self, data: FederatedData) -> None:
         """Refuse ``shared=`` of what the method's server does not average."""
         super()._build(data)
-        _, shared = self._user_module.chosen
+        _, shared = self._client_model.chosen
         sent = {bare_name(name) for name in self._sent()} if shared else set()
-        unsent = sorted(shared - sent - self._user_module.frozen_in_module())
+        unsent = sorted(shared - sent - self._client_model.frozen_in_module())
         if unsent:
             raise ConfigurationError(
                 f"shared= names {unsent[0]}, and the server of {self.method_name} averages no such part of a model: "
@@ -157,7 +157,7 @@ class ModuleFederation(UserHooks):
         """Let best values of a new run begin: a Trainer that starts at round 0 has none of an earlier one."""
         trainer: Any = self.trainer
         own = getattr(getattr(self.engine, "engine", self.engine), "callbacks", ())
-        self._user_module.check_watched(trainer.callbacks, [*self.local.callbacks, *own])
+        self._client_model.check_watched(trainer.callbacks, [*self.local.callbacks, *own])
         client = self.clients.models[0]
         rank_zero_info(what_travels(client))
         if len(self.data.participating) > 1:
@@ -167,7 +167,7 @@ class ModuleFederation(UserHooks):
 
     def on_train_epoch_end(self) -> None:
         """Look at what the round has made of averaged buffers."""
-        self._averaged_buffers.look(self.user_module, self._sent())
+        self._averaged_buffers.look(self.given_module, self._sent())
 
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
         """What the modules logged, over clients; see :class:`~pfl_lightning.drop_in.outer.logs_over_clients`."""
@@ -197,6 +197,6 @@ class ModuleFederation(UserHooks):
                 "none: use 'head', which trains the head that is there, 'all', or a method on features (FedPAC)"
             )
         if personalization.train == "head" and self.is_set_up:
-            self._parts.find_missing_head(self._user_module, self.data)
+            self._parts.find_missing_head(self._client_model, self.data)
         with super().personalized(personalization):
             yield

@@ -58,7 +58,7 @@ class ShowsGlobalModel(Federation):
     """The module that the federation was made of, and its copies."""
 
     @property
-    def user_module(self) -> L.LightningModule:
+    def given_module(self) -> L.LightningModule:
         """The module that the federation was made of; when a call of the Trainer is over, it has the global model."""
         return self.owner.module
 
@@ -91,7 +91,7 @@ class ShowsGlobalModel(Federation):
         neither server nor clients. Before the federation is set up, it is the module that was given.
         """
         if not self.is_set_up:
-            return self.user_module
+            return self.given_module
         if self._shown is None:
             with torch.inference_mode(False), torch.no_grad():  # callbacks may ask for gradients later
                 self._shown = _Shown(self.global_model())
@@ -118,7 +118,7 @@ class ShowsGlobalModel(Federation):
         except AttributeError:
             if name.startswith("__") or name in _NEVER_SHOWN or hasattr(type(self), name) or "owner" not in vars(self):
                 raise
-            module = self.clients.models[0].module if self.is_set_up else self.user_module
+            module = self.clients.models[0].module if self.is_set_up else self.given_module
             if not (hasattr(type(module), name) or hasattr(module, name)):  # a property is not asked for its value
                 raise
         return getattr(self.shown, name)
@@ -128,7 +128,7 @@ class ShowsGlobalModel(Federation):
 
         The method's name is left out: ``load_from_checkpoint`` takes these for arguments of the module.
         """
-        own: Any = self.user_module
+        own: Any = self.given_module
         kept = {n: v for n, v in python_numbers(dict(own.hparams)).items() if plain(n) and plain(v)}
         name = name_of_hyperparameters(own) if own.hparams else None
         for key, value in ((self.CHECKPOINT_HYPER_PARAMS_KEY, kept), (self.CHECKPOINT_HYPER_PARAMS_NAME, name)):

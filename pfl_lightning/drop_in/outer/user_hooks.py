@@ -108,8 +108,8 @@ class UserHooks(ShowsGlobalModel):
 
     def prepare_data(self) -> None:
         """Call the module's own."""
-        with attached(self.user_module, trainer_or_none(self)):
-            self.user_module.prepare_data()
+        with attached(self.given_module, trainer_or_none(self)):
+            self.given_module.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Build the clients, or call the module's own ``setup`` for a stage that they have not seen."""
@@ -125,7 +125,7 @@ class UserHooks(ShowsGlobalModel):
         wanted = ["fit", stage] if adapts and stage != "fit" else [stage]
         missing = [one for one in wanted if one not in self._stages_seen]
         self._stages_seen = {*self._stages_seen, *missing}
-        if missing and brings(self.user_module, "setup"):
+        if missing and brings(self.given_module, "setup"):
             with torch_seed(derive_seed(self.seed, Purpose.INITIAL_WEIGHTS)):
                 self.owner.set_up(missing, trainer_or_none(self), self._networks())
             self._shown = None
@@ -135,11 +135,11 @@ class UserHooks(ShowsGlobalModel):
         super().teardown(stage)
         if not self.is_set_up:
             return
-        self.trainer.precision_plugin.convert_module(self.user_module)  # as a plain fit does with "bf16-true"
+        self.trainer.precision_plugin.convert_module(self.given_module)  # as a plain fit does with "bf16-true"
         self.owner.take(self.global_model())
-        if brings(self.user_module, "teardown"):
-            with attached(self.user_module, trainer_or_none(self)):
-                self.user_module.teardown(stage)
+        if brings(self.given_module, "teardown"):
+            with attached(self.given_module, trainer_or_none(self)):
+                self.given_module.teardown(stage)
         self.owner.end_call()
 
     def _networks(self) -> list[Any]:
@@ -158,7 +158,7 @@ class UserHooks(ShowsGlobalModel):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write what a plain run of the module would write, for ``load_from_checkpoint``, and the federation apart."""
         added: dict[str, Any] = {}
-        if brings(self.user_module, "on_save_checkpoint"):
+        if brings(self.given_module, "on_save_checkpoint"):
             before = self._content_for_module(checkpoint)
             content = dict(before)
             self.shown.on_save_checkpoint(content)
@@ -178,17 +178,17 @@ class UserHooks(ShowsGlobalModel):
         """
         saved = {"state_dict": checkpoint["state_dict"]} if FEDERATION in checkpoint else {}
         super().on_load_checkpoint(checkpoint)
-        if not brings(self.user_module, "on_load_checkpoint"):
+        if not brings(self.given_module, "on_load_checkpoint"):
             return
         content = {**self._content_for_module(checkpoint), **saved, **checkpoint.get(MODULE_CONTENT, {})}
-        for module in (self.user_module, *self._networks(), *([] if self._shown is None else [self._shown.module])):
+        for module in (self.given_module, *self._networks(), *([] if self._shown is None else [self._shown.module])):
             module.on_load_checkpoint({**content, "state_dict": dict(content["state_dict"])})
 
     def _content_for_module(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """What the module finds in a checkpoint of itself: the global model under its own names, and counters."""
         kept = ("epoch", "global_step", "pytorch-lightning_version")
         found = {key: checkpoint[key] for key in kept if key in checkpoint}
-        return {**found, "state_dict": self.shown.state_dict(), "hyper_parameters": dict(self.user_module.hparams)}
+        return {**found, "state_dict": self.shown.state_dict(), "hyper_parameters": dict(self.given_module.hparams)}
 
     # ------------------------------------------------------------------ predictions
 

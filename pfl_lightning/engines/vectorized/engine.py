@@ -22,8 +22,8 @@ from pfl_lightning.engines.lifecycle import (
     fit_result,
     forget_preparation,
     load_own_state,
-    local_fit,
     trains,
+    without_autocast,
 )
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
 from pfl_lightning.engines.vectorized.graphs import make_computation
@@ -226,7 +226,7 @@ class VectorizedEngine(Engine):
         stack = Stack(members)
         numbers = [member.context.client for member in members]
         seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].context.round, *numbers)
-        with local_fit(environment), torch_seed(seed, python=True):
+        with without_autocast(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(members[0].phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
@@ -276,7 +276,7 @@ class VectorizedEngine(Engine):
                 else:
                     client.train()
                 seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-                with local_fit(environment), torch_seed(seed, python=True):
+                with without_autocast(environment), torch_seed(seed, python=True):
                     member.random_state.restore(environment.device)
                     context = replace(context, num_steps=member.num_steps)
                     concluded = conclude(client, context, member.before)

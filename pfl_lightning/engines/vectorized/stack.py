@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, load_own_state, local_fit
+from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, load_own_state, without_autocast
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask
@@ -72,7 +72,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
     try:
         member.context = context = begin(client, task)
         seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-        with local_fit(environment), torch_seed(seed, python=True):
+        with without_autocast(environment), torch_seed(seed, python=True):
             member.before = client.before_fit(context)
             member.random_state = GeneratorStates.read(environment.device)
             member.phases = tuple(client.phases())
@@ -94,7 +94,7 @@ def prepare_evaluation(
     member = Member(task, task.context, tuple(client.personalization_phases()))
     if member.phases and cache_features:
         enter_phase(client, member.phases[0])
-        with local_fit(environment):
+        with without_autocast(environment):
             member.features = frozen_features(client, task.context)
     member.state = full_state(client)
     return member

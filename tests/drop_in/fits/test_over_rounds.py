@@ -1,5 +1,6 @@
 """Schedules, counts and optimizers that go on from a client's local fit to its next."""
 
+import warnings
 from typing import Any, ClassVar
 
 import lightning as L
@@ -203,6 +204,28 @@ def test_a_resumed_run_goes_on_bit_by_bit(method, store, tmp_path):
     assert_same(whole_state(resumed), whole_state(whole))
     for client in range(5):
         assert resumed.clients.resume_states.get(client) == whole.clients.resume_states.get(client)
+
+
+@pytest.mark.parametrize("options", [("schedule", "continue", "restart"), ("optimizer_state", "reset", "keep")])
+def test_a_resumed_run_with_another_option_is_told(options, tmp_path):
+    name, *values = options
+
+    def told(value: str, rounds: int, ckpt_path: Any = None) -> list[str]:
+        federation, data = federate(ByEpoch(), Data(), FedAvg, Toy().partition, seed=SEED, **{name: value})
+        trainer = quiet_trainer(rounds)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(federation, datamodule=data, ckpt_path=ckpt_path)
+        if ckpt_path is None:
+            trainer.save_checkpoint(tmp_path / f"{value}.ckpt")
+        return [str(each.message) for each in caught if f"made with {name}" in str(each.message)]
+
+    for there in values:
+        told(there, 1)
+        for here in values:
+            found = told(here, 2, tmp_path / f"{there}.ckpt")
+            expected = f"the checkpoint was made with {name} {there!r}, this run has {here!r}: what follows will differ"
+            assert [text.startswith(expected) for text in found] == ([True] if here != there else [])
 
 
 def test_workers_hand_on_what_clients_go_on_with(monkeypatch):

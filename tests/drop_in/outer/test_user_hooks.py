@@ -56,7 +56,7 @@ def test_stages_are_called_as_lightning_calls_them():
     Staged.calls.clear()
     trainer.fit(federation, datamodule=data)
     assert Staged.calls == ["prepare_data", "teardown fit"]  # it has seen that stage
-    assert federation.user_module._trainer is None
+    assert federation.given_module._trainer is None
 
 
 def test_clients_that_adapt_before_a_test_are_set_up_for_training():
