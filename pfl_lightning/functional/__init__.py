@@ -2,8 +2,8 @@
 
 ================================================  ==============================================================
 ``averaging``                                     weighted averages of named tensors (FedAvg), and the server's step
-``losses``                                        alignment, balanced softmax, distillation, proximal term, terms
-                                                  whose gradients are given
+``losses``                                        alignment, balanced softmax, distillation, distance of two sets
+                                                  of features, proximal term, terms whose gradients are given
 ``contrastive``                                   supervised contrastive loss and NT-Xent
 ``class_statistics``, ``gaussians``               counts, means and covariances of features by class (FedPAC, DC-PFL)
 ``combination``, ``simplex_qp``                   weights for combining the clients' heads (FedPAC)

@@ -33,6 +33,7 @@ from pfl_lightning.methods.fedntd import FedNTD
 from pfl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from pfl_lightning.methods.fedpac import FedPAC
 from pfl_lightning.methods.fedper import FedPer
+from pfl_lightning.methods.fedphp import FedPHP
 from pfl_lightning.methods.fedproto import FedProto
 from pfl_lightning.methods.fedprox import FedProx
 from pfl_lightning.methods.fedrep import FedRep
@@ -81,6 +82,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     FedAS,
     Ditto,
     APFL,
+    FedPHP,
     PFedMe,
     PerFedAvg,
     KNNPer,
@@ -155,6 +157,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedPAC",
+    "FedPHP",
     "FedPer",
     "FedProto",
     "FedProx",
