@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 from pfl_lightning import FederatedLoop, predict_clients
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.methods import FedAvg, FedPer
+from pfl_lightning.methods import FedAvg, FedPAC, FedPer, FedRep
 
 CLIENTS, ROUNDS, EPOCHS, BATCH_SIZE = 3, 2, 2, 5
 TRAIN, VALIDATION, TEST = 36, 18, 12
@@ -142,7 +142,7 @@ def lines() -> list[str]:
 def test_each_line_of_the_list_has_a_test():
     names = [name for name, value in globals().items() if name.startswith("test_") and value.__doc__ is not None]
     tested = {line for name in names for line in globals()[name].__doc__.strip(".").split(", ")}
-    assert 10 < len(lines()) <= 25
+    assert 10 < len(lines()) <= 26
     assert set(lines()) == tested
 
 
@@ -177,6 +177,30 @@ def test_counts_in_local_fits(run):
     assert run.notes["start"] == [(0, 0)] * CLIENTS + [(EPOCHS, 3 * EPOCHS)] * CLIENTS
     assert run.notes["batches"] == [(3, 3 * EPOCHS * ROUNDS)] * CLIENTS * ROUNDS
     assert run.notes["rate"] == pytest.approx([0.2 / 4] * CLIENTS + [0.2 / 16] * CLIENTS)
+
+
+@pytest.mark.parametrize("method", [FedPAC, FedRep])
+def test_phases(method):
+    """Phases."""
+
+    class Phased(Net):
+        seen: ClassVar[list[Any]] = []
+
+        def configure_optimizers(self) -> Any:
+            self.seen.append("optimizers")
+            return super().configure_optimizers()
+
+        def on_fit_start(self) -> None:
+            self.seen.append("fit")
+
+        def on_train_epoch_start(self) -> None:
+            self.seen.append((self.current_epoch, self.trainer.max_epochs, self.fc.weight.requires_grad))
+
+    trainer = quiet_trainer(2, FederatedLoop(method=method, num_clients=1, seed=1, head="fc"))
+    trainer.fit(Phased(), *loaders())
+    assert (Phased.seen.count("optimizers"), Phased.seen.count("fit")) == (4, 4)
+    epochs = [seen for seen in Phased.seen if isinstance(seen, tuple)]
+    assert epochs == [(0, 2, True), (0, 2, False), (1, 2, True), (1, 2, False)]
 
 
 def test_counts_in_evaluations(run):
