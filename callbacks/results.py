@@ -12,12 +12,20 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
-from pfl_lightning.callbacks.run_facts import Part, counts, evaluated, evaluation_files, run_facts
+from pfl_lightning.callbacks.run_facts import (
+    Part,
+    counts,
+    evaluated,
+    evaluation_files,
+    further_metrics,
+    run_facts,
+    samples_of,
+)
 from pfl_lightning.errors import DiskFullError, FederationError, RunLockedError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop, loop_of
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
-from pfl_lightning.metrics import AccuracySummary, summarize
+from pfl_lightning.metrics import ClientSummary, summarize
 from pfl_lightning.runs.files import CLIENTS, PARTITION, RESULTS, set_later_aside
 from pfl_lightning.runs.lock import RunLock, is_locked_here, keep_lock
 from pfl_lightning.runs.results import (
@@ -25,10 +33,11 @@ from pfl_lightning.runs.results import (
     FORMAT,
     ChosenRound,
     HistoryEntry,
-    accuracies,
+    Values,
     as_text,
     csv_text,
     mean_of,
+    values_by_metric,
 )
 from pfl_lightning.state.files import replace_file
 
@@ -78,17 +87,19 @@ class ResultsWriter(L.Callback):
             return self._write_evaluation(trainer, pl_module, "validation")
         if trainer.sanity_checking or not loop_of(trainer).aggregated:  # of a round that was stopped in its middle
             return None
-        validation, test = accuracies(pl_module.validation_scores), accuracies(pl_module.test_scores)
+        further = {"validation": values_by_metric(pl_module.validation_scores)}
+        further["test"] = values_by_metric(pl_module.test_scores)
+        validation, test = further["validation"].pop("accuracy"), further["test"].pop("accuracy")
         judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
         means = mean_of(test) if test else None, mean_of(validation) if validation else None
-        entry = self._add(trainer, len(judged), *means)
+        entry = self._add(trainer, len(judged), *means, further)
         if test or validation:
-            self.chosen["last"] = ChosenRound(entry.round, float(entry.round), validation, test)
+            self.chosen["last"] = ChosenRound(entry.round, float(entry.round), validation, test, further)
         for name, mean in zip(("best_test", "validation_selected"), means, strict=True):
             best = self.chosen.get(name)
             # The first of equal rounds, in single precision as for the checkpoint of the best round.
             if mean is not None and (best is None or np.float32(mean) > np.float32(best.criterion)):
-                self.chosen[name] = ChosenRound(entry.round, mean, validation, test)
+                self.chosen[name] = ChosenRound(entry.round, mean, validation, test, further)
         return None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -98,7 +109,12 @@ class ResultsWriter(L.Callback):
             self._add(trainer, 0)
 
     def _add(
-        self, trainer: L.Trainer, clients: int, test: float | None = None, validation: float | None = None
+        self,
+        trainer: L.Trainer,
+        clients: int,
+        test: float | None = None,
+        validation: float | None = None,
+        further: Mapping[str, Values] | None = None,
     ) -> HistoryEntry:
         """Add the current round to the history."""
         keep_lock(self.folder(trainer))  # before the round's checkpoint, which follows
@@ -107,7 +123,9 @@ class ResultsWriter(L.Callback):
         before, self._counted = self._counted, now
         seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
         loss = loop.loss if math.isfinite(loop.loss) else None
-        entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation)
+        known = (further or {}).items()
+        means = {part: {name: mean_of(own) for name, own in values.items() if own} for part, values in known}
+        entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation, means)
         self.history = [row for row in self.history if row.round < round] + [entry]
         return entry
 
@@ -204,13 +222,19 @@ class ResultsWriter(L.Callback):
 
     def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
         """The content of ``results.json``."""
-        accuracy = {name: self.chosen[name].as_dict() if name in self.chosen else None for name in CHOICES}
+        samples = {part: samples_of(federation, part) for part in ("test", "validation")}
+
+        def choices(metric: str = "accuracy", lower_is_better: bool = False) -> dict[str, Any]:
+            found = {name: one.as_dict(samples, metric, lower_is_better) for name, one in self.chosen.items()}
+            return {name: found.get(name) for name in CHOICES}
+
         return {
             **run_facts(federation),
             "finished": self._finished,
             **counts(loop_of(trainer), federation, self.evaluated_clients),
             "evaluated": evaluated(federation, has_accuracy=bool(self.chosen)),
-            "accuracy": accuracy,
+            "accuracy": choices(),
+            **further_metrics(federation, choices),
             "history": [entry.as_dict() for entry in self.history],
         }
 
@@ -219,22 +243,27 @@ class ResultsWriter(L.Callback):
         """How many clients the last evaluation had."""
         return next((entry.clients for entry in reversed(self.history) if entry.clients), 0)
 
-    def summaries(self, part: Part = "test") -> dict[str, AccuracySummary]:
-        """Accuracies over clients in the chosen rounds, by choice, as far as there are any.
+    def summaries(
+        self, part: Part = "test", metric: str = "accuracy", lower_is_better: bool = False
+    ) -> dict[str, ClientSummary]:
+        """A metric over clients in the chosen rounds, by choice, as far as there are any.
 
         Args:
             part: Of which parts.
+            metric: Name of the metric.
+            lower_is_better: Whether the best client has the lowest value.
         """
-        found = {name: getattr(self.chosen[name], part) for name in CHOICES if name in self.chosen}
-        return {name: summarize(list(values), list(values.values())) for name, values in found.items() if values}
+        found = {name: self.chosen[name].values(part, metric) for name in CHOICES if name in self.chosen}
+        return {name: summarize(values, None, lower_is_better) for name, values in found.items() if values}
 
     def _clients(self, federation: Federation) -> str:
         """The content of ``clients.csv``."""
         parts = ("train", "validation", "test")
-        columns = [f"{part}_accuracy_{name}" for name in CHOICES for part in ("test", "validation")]
+        metrics = ("accuracy", *federation.class_metrics)
+        places = [(name, part, metric) for metric in metrics for name in CHOICES for part in ("test", "validation")]
+        columns = [f"{part}_{metric}_{name}" for name, part, metric in places]
         rows: list[list[Any]] = [["client", *(f"{part}_samples" for part in parts), "rounds_trained", *columns]]
-        chosen = [self.chosen.get(name) for name in CHOICES]
-        scores = [values for one in chosen for values in ((one.test, one.validation) if one else ({}, {}))]
+        scores = [self.chosen[n].values(part, metric) if n in self.chosen else {} for n, part, metric in places]
         trained = federation.rounds_trained
         for client in range(federation.personal.num_clients):
             samples = [len(getattr(federation.data.client_data(client), part)) for part in parts]

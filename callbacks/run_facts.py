@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.runs.results import FORMAT, accuracies, as_text, csv_text, summary_of
+from pfl_lightning.runs.results import FORMAT, as_text, csv_text, summary_of, values_by_metric
 
 Part = Literal["test", "validation"]
 """Which of a client's parts were evaluated."""
@@ -103,6 +103,24 @@ def score_name(federation: Federation, part: str) -> str:
     return f"nearest-neighbor score ({part} parts)" if client.uses_knn_evaluation() else f"{part} accuracy"
 
 
+def samples_of(federation: Federation, part: str) -> dict[int, int]:
+    """Number of samples of a part, by client."""
+    data = federation.data
+    return {client: len(getattr(data.client_data(client), part)) for client in range(data.num_clients)}
+
+
+def further_metrics(federation: Federation, of: Callable[[str, bool], Mapping[str, Any]]) -> dict[str, Any]:
+    """The entry ``metrics`` of a file of results; none without further metrics.
+
+    Args:
+        federation: The federation.
+        of: What is known of a metric, by its name and whether lower values are better.
+    """
+    lower = {name: metric.lower_is_better for name, metric in federation.class_metrics.items()}
+    found = {name: {"lower_is_better": is_lower, **of(name, is_lower)} for name, is_lower in lower.items()}
+    return {"metrics": found} if found else {}
+
+
 def versions() -> dict[str, str]:
     """Versions of the packages that the figures depend on."""
     from pfl_lightning import __version__
@@ -128,22 +146,28 @@ def evaluation_files(trainer: L.Trainer, federation: Federation, loop: RoundLoop
 def _content(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, Any]:
     novel = set(federation.data.novel)
     scores = {"test": federation.test_scores, "validation": federation.validation_scores}
-    found = {name: accuracies(one) for name, one in scores.items()}
+    found = {name: values_by_metric(one) for name, one in scores.items()}
+    samples = {name: {client: score.num_samples for client, score in one.items()} for name, one in scores.items()}
     if loop is not None and not loop.rounds and federation.has_trained:
         loop = None  # another one has counted the rounds
-    last: dict[str, Any] = {"round": federation.round + 1 if federation.has_trained else 0}
-    for name, values in found.items():
-        last[name] = summary_of({client: value for client, value in values.items() if client not in novel})
-        if novel:
-            last[f"novel_{name}"] = summary_of({client: value for client, value in values.items() if client in novel})
+
+    def choices(metric: str = "accuracy", lower_is_better: bool = False) -> dict[str, Any]:
+        last: dict[str, Any] = {"round": federation.round + 1 if federation.has_trained else 0}
+        for name, values in found.items():
+            own = values.get(metric, {})
+            for key, group in ((name, own.keys() - novel), (f"novel_{name}", own.keys() & novel))[: 1 + bool(novel)]:
+                last[key] = summary_of({c: own[c] for c in sorted(group)}, samples[name], lower_is_better)
+        return {"last": last, "validation_selected": None, "best_test": None}
+
     checkpoint = trainer.ckpt_path
     return {
         **run_facts(federation),
         "finished": None,
         **counts(loop, federation, len(scores[part])),
-        "evaluated": evaluated(federation, has_accuracy=any(found.values())),
+        "evaluated": evaluated(federation, has_accuracy=any(values["accuracy"] for values in found.values())),
         "checkpoint": Path(checkpoint).name if checkpoint else None,
-        "accuracy": {"last": last, "validation_selected": None, "best_test": None},
+        "accuracy": choices(),
+        **further_metrics(federation, choices),
     }
 
 
@@ -152,12 +176,14 @@ def _rows(federation: Federation, part: Part) -> str:
     scores = federation.test_scores if part == "test" else federation.validation_scores
     novel = set(federation.data.novel)
     logged = sorted({name for score in scores.values() for name in score.logged})
-    names = ["client", "novel", "train_samples", "rounds_trained"]
-    rows: list[list[Any]] = [[*names, f"{part}_samples", f"{part}_accuracy", f"{part}_loss", *logged]]
+    names, metrics = ["client", "novel", "train_samples", "rounds_trained"], [*federation.class_metrics]
+    columns = [f"{part}_{name}" for name in ("samples", "accuracy", "loss", *metrics)]
+    rows: list[list[Any]] = [[*names, *columns, *logged]]
     for client, score in scores.items():
         samples, rounds = len(federation.data.client_data(client).train), federation.rounds_trained[client]
-        figures = (score.num_samples, score.accuracy, score.loss, *(score.logged.get(name, "") for name in logged))
-        rows.append([client, int(client in novel), samples, rounds, *figures])
+        figures = (score.num_samples, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics))
+        own = (score.logged.get(name, "") for name in logged)
+        rows.append([client, int(client in novel), samples, rounds, *figures, *own])
     return csv_text(rows)
 
 

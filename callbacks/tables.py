@@ -76,8 +76,9 @@ def results_table(trainer: L.Trainer) -> str:
 def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
     """Test accuracies over clients in the rounds that were chosen, in %; without test parts, validation accuracies.
 
-    What a method without a head is evaluated by is called a nearest-neighbor score. A line below names the clients that
-    no round has trained, whose models are those of the beginning.
+    Further metrics follow, of the last evaluated round. What a method without a head is evaluated by is called a
+    nearest-neighbor score. A line below names the clients that no round has trained, whose models are those of the
+    beginning.
     """
     some, every = writer.evaluated_clients, federation.num_clients
     clients = f"{every} clients" if some == every else f"{some} of {every} clients"
@@ -85,9 +86,13 @@ def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
     table = Table(title=f"{federation.method_name}: {score_name(federation, part)} over {clients}, in %")
     for column in ("choice", "round", "mean", "std", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "choice" else "right")
-    for choice, summary in writer.summaries(part).items():
+    lines = {choice: (choice, summary) for choice, summary in writer.summaries(part).items()}
+    for name, metric in federation.class_metrics.items():
+        found = writer.summaries(part, name, metric.lower_is_better)
+        lines |= {name: ("last", found["last"])} if "last" in found else {}
+    for shown, (choice, summary) in lines.items():
         figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
-        table.add_row(choice, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
+        table.add_row(shown, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
     idle = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}))
     if idle:
         table.caption, table.caption_justify = f"{idle}: no round drew them, or their updates were left out", "left"

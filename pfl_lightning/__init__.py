@@ -17,7 +17,8 @@ What a method is made of
 What a run is made of
 ``federation``, ``round``                the LightningModule; one round
 ``data``, ``fit``                        what clients have; what a local fit knows, is given and gives
-``state``, ``seeding``, ``metrics``      states and checkpoints; seeds by purpose; accuracies of clients
+``state``, ``seeding``                   states and checkpoints; seeds by purpose
+``metrics``, ``class_metrics``           accuracies of clients and their summary; further metrics, of torchmetrics
 Throughout
 ``errors``, ``checks``, ``names``        errors with client and round; checks of arguments; what names stand for
 ``notices``                              warnings that are shown once, with their client

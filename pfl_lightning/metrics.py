@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pfl_lightning.notices import named_clients, shown_before
 
-__all__ = ["AccuracySummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
+__all__ = ["ClientSummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class EvalMetrics:
         loader_sizes: Number of samples of each loader, where the part has several.
         loaders: Numbers of the loaders in whose batches a value was logged, by name, where the part has several.
         reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names of logged values that are no means.
+        further: Further metrics that were asked for, by name; NaN where one is not defined.
     """
 
     accuracy: float
@@ -41,6 +41,7 @@ class EvalMetrics:
     loader_sizes: tuple[int, ...] = ()
     loaders: Mapping[str, frozenset[int]] = field(default_factory=dict)
     reductions: Mapping[str, str] = field(default_factory=dict)
+    further: Mapping[str, float] = field(default_factory=dict)
 
     def samples_of(self, name: str) -> int:
         """Number of samples of which a logged value is: those of the loaders in whose batches it was logged.
@@ -62,20 +63,22 @@ class EvalMetrics:
 
 
 @dataclass(frozen=True)
-class AccuracySummary:
-    """Summary of accuracies over clients, each client counted once.
+class ClientSummary:
+    """Summary of a metric over clients, each client counted once.
 
     Attributes:
         mean: Mean over clients.
+        weighted_mean: Mean weighted by the clients' numbers of samples: that over all samples, for an accuracy.
         std: Standard deviation over clients (of the population, not of a sample).
         worst_decile: Mean of the worst tenth of the clients (at least one client).
-        best: Accuracy of the best client.
-        worst: Accuracy of the worst client.
+        best: Value of the best client.
+        worst: Value of the worst client.
         best_client: Number of the best client.
         worst_client: Number of the worst client.
     """
 
     mean: float
+    weighted_mean: float
     std: float
     worst_decile: float
     best: float
@@ -88,36 +91,44 @@ class AccuracySummary:
         return asdict(self)
 
 
-def summarize(clients: Sequence[int], accuracies: Sequence[float] | NDArray[np.float64]) -> AccuracySummary:
-    """Summary of accuracies over clients.
+def summarize(
+    values: Mapping[int, float], samples: Mapping[int, int] | None = None, lower_is_better: bool = False
+) -> ClientSummary:
+    """Summary of a metric over clients.
 
     Args:
-        clients: Numbers of the clients, (m,).
-        accuracies: Their accuracies, (m,).
+        values: Of each client, by its number.
+        samples: Numbers of the clients' samples; ``None`` where they are not known, nor is the weighted mean then.
+        lower_is_better: Whether the best client has the lowest value.
 
     Raises:
         ValueError: There is no client.
 
     Example:
         >>> from pfl_lightning.metrics import summarize
-        >>> summary = summarize(clients=[3, 5, 8], accuracies=[0.25, 0.5, 0.75])
+        >>> summary = summarize({3: 0.25, 5: 0.5, 8: 0.75}, samples={3: 10, 5: 10, 8: 20})
         >>> summary.mean, summary.worst_decile, summary.worst_client  # a tenth of three clients is one client
         (0.5, 0.25, 3)
+        >>> summary.weighted_mean
+        0.5625
         >>> round(summary.std, 4)  # sqrt(2 * 0.25^2 / 3)
         0.2041
     """
-    values = np.asarray(accuracies, dtype=np.float64)
-    if not len(values):
+    if not values:
         raise ValueError("there is no client to summarize")
-    worst = np.sort(values)[: math.ceil(len(values) / 10)]
-    return AccuracySummary(
-        mean=float(values.mean()),
-        std=float(values.std()),
-        worst_decile=float(worst.mean()),
-        best=float(values.max()),
-        worst=float(values.min()),
-        best_client=int(clients[int(values.argmax())]),
-        worst_client=int(clients[int(values.argmin())]),
+    clients, own, sign = [*values], np.array([*values.values()], dtype=np.float64), -1 if lower_is_better else 1
+    best, worst, decile = int((sign * own).argmax()), int((sign * own).argmin()), math.ceil(len(own) / 10)
+    weights = [(samples or {}).get(client, 0) for client in clients]
+    weighted = float(np.average(own, weights=weights)) if any(weights) else math.nan
+    return ClientSummary(
+        mean=float(own.mean()),
+        weighted_mean=weighted,
+        std=float(own.std()),
+        worst_decile=sign * float(np.sort(sign * own)[:decile].mean()),
+        best=float(own[best]),
+        worst=float(own[worst]),
+        best_client=int(clients[best]),
+        worst_client=int(clients[worst]),
     )
 
 

@@ -10,7 +10,9 @@ from pfl_lightning.metrics import summarize
 def test_against_numpy(clients, in_decile):
     rng = np.random.default_rng(clients)
     numbers, values = rng.permutation(1000)[:clients], rng.random(clients)
-    got = summarize(numbers.tolist(), values.tolist())
+    samples = rng.integers(1, 50, clients)
+    got = summarize(dict(zip(numbers.tolist(), values.tolist(), strict=True)), dict(zip(numbers, samples, strict=True)))
+    assert got.weighted_mean == pytest.approx(np.sum(values * samples) / np.sum(samples))
     assert got.mean == pytest.approx(np.mean(values))
     assert got.std == pytest.approx(np.std(values, ddof=0))
     assert got.worst_decile == pytest.approx(sum(sorted(values)[:in_decile]) / in_decile)
@@ -23,4 +25,10 @@ def test_against_numpy(clients, in_decile):
 
 def test_nobody():
     with pytest.raises(ValueError, match="no client"):
-        summarize([], [])
+        summarize({})
+
+
+def test_the_best_client_may_have_the_lowest_value():
+    got = summarize({4: 0.3, 7: 0.1, 9: 0.2}, lower_is_better=True)
+    assert (got.best, got.best_client, got.worst, got.worst_client, got.worst_decile) == (0.1, 7, 0.3, 4, 0.3)
+    assert np.isnan(got.weighted_mean)

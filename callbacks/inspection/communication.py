@@ -56,7 +56,7 @@ class Communication(InspectionCallback):
         novel = set(federation.data.novel)
         known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
         own = {client: accuracy for client, accuracy in known.items() if client not in novel}
-        self._note(trainer, round, summarize(list(own), list(own.values())).mean if own else None)
+        self._note(trainer, round, summarize(own).mean if own else None)
 
     def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the totals."""

@@ -90,7 +90,7 @@ class ClientAccuracy(InspectionCallback):
         """Log the band."""
         values: dict[str, float] = {}
         for name, scores in self._groups(federation):
-            summary = summarize(list(scores), list(scores.values()))
+            summary = summarize(scores)
             values[f"{name}/lower"] = max(0.0, summary.mean - summary.std)
             values[f"{name}/upper"] = min(1.0, summary.mean + summary.std)
         self.recorder.scalars(values, round)

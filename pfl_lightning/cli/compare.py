@@ -33,7 +33,7 @@ def compare(args: Sequence[str]) -> None:
         ConfigurationError: A folder has no results.
     """
     options = compare_parser().parse_args(args)
-    runs = [run.compared_by(options.figure) for run in _readable_runs(options.runs, options.choice)]
+    runs = [run.compared_by(options.figure) for run in _readable_runs(options.runs, options.choice, options.metric)]
     rows = group_runs(runs, options.labels)
     rows = [with_figure(row, options.figure) for row in rows]
     names = list(dict.fromkeys(row.label for row in rows))  # a row may be in several tables
@@ -43,6 +43,7 @@ def compare(args: Sequence[str]) -> None:
         title=options.title,
         choice=options.choice,
         figure=options.figure,
+        metric=options.metric,
         target_accuracy=options.target_accuracy,
         reference=options.reference or "",
     )
@@ -60,7 +61,7 @@ def compare(args: Sequence[str]) -> None:
     print(f"Saved {options.output}/{', '.join(path.name for path in written)}")
 
 
-def _readable_runs(paths: Sequence[Path], choice: str) -> list[FinishedRun]:
+def _readable_runs(paths: Sequence[Path], choice: str, metric: str) -> list[FinishedRun]:
     """The runs of some folders; damaged ones that were found beside others are left out with a warning.
 
     Raises:
@@ -72,7 +73,7 @@ def _readable_runs(paths: Sequence[Path], choice: str) -> list[FinishedRun]:
     damaged: list[ConfigurationError] = []
     for folder in folders:
         try:
-            runs.append(read_run(folder, choice))
+            runs.append(read_run(folder, choice, metric))
         except ConfigurationError as error:
             if folder in found:
                 raise
@@ -98,6 +99,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--labels", nargs="+", metavar="NAME", help="names of the rows, in their order")
     add("--choice", choices=CHOICES, default="last", help="which round's accuracies (default: last)")
     add("--figure", choices=tuple(FIGURES), default="test", help="the accuracy that is compared (default: test)")
+    add("--metric", default="accuracy", metavar="NAME", help="metric in the place of accuracy, such as f1")
     share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1 (0.8 is 80 %)")
     add("--target-accuracy", type=share, metavar="A", help="rounds, MB and seconds to this accuracy, such as 0.8")
     add("--reference", metavar="NAME", help="row that the others are tested against (default: the best)")

@@ -19,7 +19,13 @@ from lightning.pytorch.plugins import CheckpointIO
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.cli.allowed import check_names
-from pfl_lightning.cli.parser import CLIParser, apply_clipping, apply_engine_option, expand_engine_option
+from pfl_lightning.cli.parser import (
+    CLIParser,
+    apply_clipping,
+    apply_engine_option,
+    apply_metrics_option,
+    expand_engine_option,
+)
 from pfl_lightning.cli.stopping import hangup_as_sigterm, how_to_go_on, stopping_signal
 from pfl_lightning.cli.tables import print_evaluation, print_fit, print_personalization
 from pfl_lightning.cli.trainer import FederatedTrainer, SaveConfig, checkpoint_of_job, place_callbacks
@@ -95,6 +101,8 @@ class FederatedCLI(LightningCLI):
             ("inspect", bool | Inspection | None, None, "Pictures and further scalars: true, or settings."),
         ):
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+        text = "Further metrics of clients: names, or import paths of torchmetrics' classes."
+        parser.add_argument("--metrics", type=str, nargs="+", default=[], help=text)
         # The model is a federation here: the loop makes none.
         parser.callback_keys.append("loop")
         made = {*signature(federate).parameters} - {"cohort"}
@@ -118,6 +126,7 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         self._check_trains(config)
         apply_engine_option(config)
+        apply_metrics_option(config)
         apply_clipping(config)
         runs = RunFolder(runs_below(config.run_dir, config.trainer.default_root_dir))
         job = slurm_job()

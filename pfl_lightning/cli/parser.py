@@ -60,6 +60,12 @@ def apply_engine_option(config: Namespace) -> None:
     config.engine = None
 
 
+def apply_metrics_option(config: Namespace) -> None:
+    """Move ``metrics`` to ``model.metrics``."""
+    if config.metrics:
+        config.model.metrics, config.metrics = config.metrics, []
+
+
 def apply_clipping(config: Namespace) -> None:
     """Move ``trainer.gradient_clip_val`` to the engine, which trains the clients: the outer Trainer has no gradients.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pfl_lightning.callbacks import ResultsWriter
-from pfl_lightning.callbacks.run_facts import Part, evaluated, run_facts, score_name
+from pfl_lightning.callbacks.run_facts import Part, evaluated, further_metrics, run_facts, score_name
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.metrics import AccuracySummary, EvalMetrics, summarize
+from pfl_lightning.metrics import ClientSummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
 from pfl_lightning.runs.results import as_text, csv_text
@@ -83,19 +84,21 @@ ADAPTED = {"score": "classifier", "model": "fine_tuned"}
 """What an evaluation gives after clients have adapted something."""
 
 
-def _summaries(federation: Federation, part: Part = "test") -> dict[str, tuple[int, AccuracySummary]]:
+def _summaries(
+    federation: Federation, part: Part = "test", metric: str = "accuracy", lower_is_better: bool = False
+) -> dict[str, tuple[int, ClientSummary]]:
     """Number of clients and summary of those that trained, of those that could have and did not, and of novel ones."""
     novel, idle, scores = set(federation.data.novel), set(federation.never_trained), _scores(federation, part)
-    groups: dict[str, Mapping[int, EvalMetrics]] = {
-        "participating": {c: s for c, s in scores.items() if c not in novel | idle},
-        "never_trained": {c: s for c, s in scores.items() if c in idle},
-        "novel": {c: s for c, s in scores.items() if c in novel},
+    known = {c: s.accuracy if metric == "accuracy" else s.further.get(metric, math.nan) for c, s in scores.items()}
+    if metric != "accuracy":
+        known = {client: value for client, value in known.items() if not math.isnan(value)}
+    groups: dict[str, Mapping[int, float]] = {
+        "participating": {c: value for c, value in known.items() if c not in novel | idle},
+        "never_trained": {c: value for c, value in known.items() if c in idle},
+        "novel": {c: value for c, value in known.items() if c in novel},
     }
-    return {
-        name: (len(scores), summarize(list(scores), [score.accuracy for score in scores.values()]))
-        for name, scores in groups.items()
-        if scores
-    }
+    samples = {client: score.num_samples for client, score in scores.items()}
+    return {n: (len(own), summarize(own, samples, lower_is_better)) for n, own in groups.items() if own}
 
 
 def personalization_table(federation: Federation, personalization: Personalization) -> Table:
@@ -113,10 +116,13 @@ def evaluation_table(title: str, federation: Federation, part: Part = "test") ->
     table = Table(title=title)
     for column in ("clients", "mean", "std", "variance", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "clients" else "right")
-    for name, (number, found) in _summaries(federation, part).items():
-        figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
-        extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
-        table.add_row(f"{number} {name.replace('_', ' ')}", *(f"{figure:.2f}" for figure in (*figures, *extremes)))
+    lower = {"accuracy": False} | {name: one.lower_is_better for name, one in federation.class_metrics.items()}
+    for metric, is_lower in lower.items():
+        for name, (number, found) in _summaries(federation, part, metric, is_lower).items():
+            figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
+            extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
+            clients = f"{number} {name.replace('_', ' ')}" + ("" if metric == "accuracy" else f"\n{metric}")
+            table.add_row(clients, *(f"{figure:.2f}" for figure in (*figures, *extremes)))
     return table
 
 
@@ -151,19 +157,24 @@ def write_personalization(
         "personalization": asdict(personalization),
         "not_personalized": federation.finetune_failures,
     }
-    for name, (number, found) in _summaries(federation).items():
-        figures = {"num_clients": number, **found.as_dict(), "variance": found.std**2}
-        content[name] = {key: None if value != value else value for key, value in figures.items()}  # NaN
+
+    def groups(metric: str = "accuracy", lower_is_better: bool = False) -> dict[str, Any]:
+        found = _summaries(federation, "test", metric, lower_is_better)
+        own = {n: {"num_clients": number, **s.as_dict(), "variance": s.std**2} for n, (number, s) in found.items()}
+        return {name: {key: None if value != value else value for key, value in s.items()} for name, s in own.items()}
+
+    content |= {**groups(), **further_metrics(federation, groups)}
     text = as_text(content)
     kept = _keep_other(folder, json.loads(text))
     novel, failed, trained = set(federation.data.novel), set(federation.finetune_failures), federation.rounds_trained
     columns = ("client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples")
-    rows: list[Sequence[Any]] = [(*columns, "test_accuracy", "test_loss")]
+    metrics = [*federation.class_metrics]
+    rows: list[Sequence[Any]] = [(*columns, "test_accuracy", "test_loss", *(f"test_{name}" for name in metrics))]
     for client, score in federation.test_scores.items():
         adapted = personalization.adapts and client not in failed
         samples = len(federation.data.client_data(client).train)
         known = (client, int(client in novel), int(adapted), samples, trained[client], score.num_samples)
-        rows.append((*known, score.accuracy, score.loss))
+        rows.append((*known, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics)))
     for file, written in ((PERSONALIZED, text), (EVALUATIONS[PERSONALIZED], csv_text(rows))):
         with replace_file(folder / file) as temporary:
             temporary.write_text(written, newline="")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pfl_lightning.class_metrics import values_of
 from pfl_lightning.client.declarations import Declarations
 from pfl_lightning.data import SplitSource
 from pfl_lightning.fit.context import FitContext
@@ -261,7 +262,7 @@ class ModelAccess(Declarations):
 
 
 def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment: FitEnvironment) -> EvalMetrics:
-    """Accuracy and mean cross entropy, without gradients.
+    """Accuracy, mean cross entropy and further metrics of the environment, without gradients.
 
     Args:
         model: From inputs to class scores (N, C), in evaluation mode.
@@ -271,13 +272,17 @@ def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment
     """
     right = torch.zeros((), dtype=torch.int64, device=environment.device)
     loss = torch.zeros((), dtype=torch.float32, device=environment.device)  # whatever the default type is
+    seen: list[tuple[Tensor, Tensor]] = []  # all of them, where metrics need all at once
     for piece in part.split(batch_size):
         x, y = piece.loader(batch_size, device=environment.device).tensors()
         with environment.precision.forward_context():
             scores = model(environment.precision.convert_input(x))
+        if environment.metrics:
+            seen.append((scores, y))
         right += hits(scores, y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
-    return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part))
+    further = values_of(environment.metrics, *map(torch.cat, zip(*seen, strict=True))) if seen else {}
+    return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part), further=further)
 
 
 def score_neighbors(encoder: nn.Module, part: SplitSource, data: FitData, environment: FitEnvironment) -> EvalMetrics:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.trainer.states import TrainerFn
 
+from pfl_lightning.class_metrics import ClassMetric
 from pfl_lightning.engines import EvaluationResult
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.lightning_private import set_batches_that_stepped
-from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.metrics import EvalMetrics, over_clients, summarize
 from pfl_lightning.notices import named_clients
 
 if TYPE_CHECKING:
@@ -123,16 +124,26 @@ class Evaluation:
                 federation.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)
 
 
-def summarize_scores(prefix: str, scores: Scores, *, has_loss: bool = True) -> dict[str, float]:
-    """Return statistics of the accuracy over clients, and the mean loss, by name.
+def summarize_scores(
+    prefix: str, scores: Scores, metrics: Mapping[str, ClassMetric] | None = None, *, has_loss: bool = True
+) -> dict[str, float]:
+    """Return statistics of accuracy and further metrics over clients, and the mean loss, by name.
 
     Args:
         prefix: First part of the names, such as ``"novel_test_"``.
         scores: Metrics of each client; at least one.
+        metrics: The further metrics that the scores may have, by name.
         has_loss: Whether models have a loss; without one it is left out where it is NaN.
     """
-    summary = summarize(list(scores), [score.accuracy for score in scores.values()])
-    values = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
+    samples = {client: score.num_samples for client, score in scores.items()}
+    values = named_summary(f"{prefix}accuracy", {client: score.accuracy for client, score in scores.items()}, samples)
+    for name, metric in (metrics or {}).items():
+        own = {client: score.further[name] for client, score in scores.items() if name in score.further}
+        if own:
+            left_out = over_clients(f"{prefix}{name}", own, samples)  # which says for whom it is not defined
+            known = {client: value for client, value in own.items() if not math.isnan(value)}
+            values |= named_summary(f"{prefix}{name}", known, samples, metric.lower_is_better)
+            values |= {key: number for key, number in left_out.items() if key.endswith("/clients")}
     losses = {client: score.loss for client, score in scores.items() if not math.isnan(score.loss)}
     loss = sum(losses.values()) / len(losses) if losses else math.nan
     lost = sorted(scores.keys() - losses.keys())
@@ -145,6 +156,14 @@ def summarize_scores(prefix: str, scores: Scores, *, has_loss: bool = True) -> d
     if has_loss or not math.isnan(loss):
         values[f"{prefix}loss/mean"] = loss
     return values
+
+
+def named_summary(
+    name: str, values: Mapping[int, float], samples: Mapping[int, int], lower_is_better: bool = False
+) -> dict[str, float]:
+    """The summary of a metric over clients as values to be logged, such as ``val_f1/mean``; empty without clients."""
+    summary = summarize(values, samples, lower_is_better).as_dict() if values else {}
+    return {f"{name}/{statistic}": float(value) for statistic, value in summary.items()}
 
 
 def warn_if_not_finetuned(error: ClientError | None) -> bool:

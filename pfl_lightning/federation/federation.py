@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -11,8 +11,10 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from pfl_lightning.checks import check_number, check_seed
+from pfl_lightning.class_metrics import ClassMetric
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
@@ -70,6 +72,9 @@ class Federation(L.LightningModule):
         server_optimizer: Makes the optimizer by which the server steps towards the average of what clients share,
             where its method averages: one of :mod:`pfl_lightning.server_optimizers`, or any other, such as
             ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``. ``None`` takes over the average.
+        metrics: What clients' class scores are judged by in every evaluation, beside accuracy and loss: names of
+            :data:`~pfl_lightning.class_metrics.NAMED_METRICS`, or metrics of torchmetrics, their classes or the import
+            paths of these. They are logged as ``val_f1/mean`` and so on, over the clients for which they are defined.
     """
 
     tests_in_fits: ClassVar[bool] = True
@@ -90,6 +95,7 @@ class Federation(L.LightningModule):
         client_state_memory_gb: float | None = 4.0,
         spill_dir: str | None = None,
         server_optimizer: MakeOptimizer | None = None,
+        metrics: Sequence[str | Metric | type[Metric]] = (),
     ) -> None:
         super().__init__()
         if engine is not None and not isinstance(engine, Engine):
@@ -104,6 +110,7 @@ class Federation(L.LightningModule):
         self.seed = global_seed() if seed is None else seed
         self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
         self.server_optimizer = server_optimizer
+        self.metrics, self.class_metrics = metrics, dict[str, ClassMetric]()  # the latter when classes are known
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
         self.round = 0  # the last one that was trained; the fine-tuning before an evaluation draws by it
         self.has_trained = False  # or was loaded from a checkpoint
@@ -198,7 +205,8 @@ class Federation(L.LightningModule):
         rounds = (trainer.max_epochs or 0) if trainer.state.fn == TrainerFn.FITTING else 0
         facts = RunFacts(participating, rounds if rounds > 0 else None, gradient_clip_val=clip, precision=precision)
         clock = Clock(trainer.current_epoch, trainer.global_step, trainer.max_epochs)
-        return FitEnvironment(self.seed, self.device, trainer.precision_plugin, precision, facts, clock)
+        settings = self.seed, self.device, trainer.precision_plugin, precision, facts, clock
+        return FitEnvironment(*settings, self.class_metrics)
 
     # ------------------------------------------------------------------ the engine
 
@@ -327,7 +335,8 @@ class Federation(L.LightningModule):
 
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
         """Return metrics over clients by name; see :func:`~pfl_lightning.federation.evaluation.summarize_scores`."""
-        return summarize_scores(prefix, scores, has_loss=self.clients.models[0].evaluation != "knn")
+        has_loss = self.clients.models[0].evaluation != "knn"
+        return summarize_scores(prefix, scores, self.class_metrics, has_loss=has_loss)
 
     @property
     def validation_scores(self) -> dict[int, EvalMetrics]:

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 
+from pfl_lightning.class_metrics import find_metrics
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.advice import SINGLE_ITEM
@@ -95,6 +96,15 @@ def build(federation: Federation, data: FederatedData) -> None:
             "module augments nothing (augment=False): the views are equal",
             stacklevel=2,
         )
+    federation.class_metrics = find_metrics(federation.metrics, models[0].num_classes)
+    if federation.class_metrics and (models[0].user_module is not None or models[0].uses_knn_evaluation()):
+        why = (
+            "is evaluated by nearest neighbors"
+            if models[0].user_module is None
+            else "logs the metrics of its own steps"
+        )
+        name = type(models[0] if models[0].user_module is None else models[0].step_module).__name__
+        warnings.warn(f"metrics: {name} {why}, so that there are no further metrics", stacklevel=2)
     check_public(models[0], data)
     # Lightning would convert later, when the server and the personal states have taken their dtype already. (A
     # checkpoint is loaded before that, too.)

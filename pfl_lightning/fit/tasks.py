@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
+from pfl_lightning.class_metrics import ClassMetric
 from pfl_lightning.data import SplitSource
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.context import FitContext, RunFacts
@@ -50,6 +51,7 @@ class FitEnvironment:
         precision_name: Precision of an inner Trainer, such as ``"bf16-mixed"``.
         facts: Facts about the run that local fits may ask for.
         clock: How far the outer Trainer has come.
+        metrics: What class scores are judged by in an evaluation, beside accuracy and loss, by name.
     """
 
     seed: int = 0
@@ -58,6 +60,7 @@ class FitEnvironment:
     precision_name: str = "32-true"
     facts: RunFacts = field(default_factory=RunFacts)
     clock: Clock = field(default_factory=Clock)
+    metrics: Mapping[str, ClassMetric] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

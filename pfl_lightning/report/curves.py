@@ -29,6 +29,8 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
     """
     from matplotlib.figure import Figure
 
+    metric = next((run.metric for row in rows for run in row.runs), "accuracy")
+    names = {score: name.replace("accuracy", metric.replace("_", " ")) for score, name in NAMES.items()}
     lines = []
     for setting, some in blocks(rows).items():
         for score in NAMES:
@@ -43,10 +45,10 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
     colors = {label: f"C{number}" for number, label in enumerate(labels)}  # a method has one color everywhere
     for (setting, score, drawn), panels in zip(lines, axes, strict=True):
         _draw_curves(panels[0], drawn, colors, by_bytes=False)
-        panels[0].set(xlabel="round", ylabel=f"{NAMES[score]}, mean, %", title=_plain(setting))
+        panels[0].set(xlabel="round", ylabel=f"{names[score]}, mean, %", title=_plain(setting))
         if columns == 2:
             _draw_curves(panels[1], [row for row in drawn if _knows_bytes(row)], colors, by_bytes=True)
-            panels[1].set(xlabel="MB up and down, all clients", ylabel=f"{NAMES[score]}, mean, %")
+            panels[1].set(xlabel="MB up and down, all clients", ylabel=f"{names[score]}, mean, %")
     return figure
 
 

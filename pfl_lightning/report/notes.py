@@ -10,7 +10,6 @@ from pfl_lightning.report.rows import MeasuredRow, ReportSettings
 from pfl_lightning.report.significance import CAVEAT, PairedTests, Ranking
 from pfl_lightning.report.tables import Column
 from pfl_lightning.runs.changes import listed_some
-from pfl_lightning.runs.results import FIGURES
 
 FAIRNESS = (
     "Std over clients is that of all clients of a run (divided by their number), the worst decile the mean of the "
@@ -73,14 +72,14 @@ def caption(rows: Sequence[MeasuredRow], columns: Sequence[Column], settings: Re
     if any(row.runs for row in rows) and not any(column.is_headline for column in columns):
         return f"No run has a {headline(settings)}: there is no column of it."
     choice = f", {settings.choice.replace('_', ' ')} round" if settings.figure == "test" else ""
-    what = f"{FIGURES[settings.figure]}, mean over clients{choice}"
+    what = f"{settings.figures[settings.figure]}, mean over clients{choice}"
     return f"{what[0].upper()}{what[1:]}; ± is the standard deviation over seeds (n - 1)."
 
 
 def headline(settings: ReportSettings) -> str:
     """The headline, without its statistics."""
     of_round = f" of the {settings.choice.replace('_', ' ')} round" if settings.figure == "test" else ""
-    return f"{FIGURES[settings.figure]}{of_round}"
+    return f"{settings.figures[settings.figure]}{of_round}"
 
 
 def data_note(rows: Sequence[MeasuredRow]) -> str:

@@ -47,6 +47,7 @@ class ReportSettings:
         title: Its title.
         choice: Which round's accuracies: ``"last"``, ``"validation_selected"`` or ``"best_test"``.
         figure: The headline: ``"test"``, ``"personalized"`` or ``"personalized_novel"``.
+        metric: What stands in the place of accuracy.
         target_accuracy: Mean test accuracy, in [0, 1]: the table has the rounds, megabytes and seconds to it.
         source: Where the published figures are from.
         note: Text below the table.
@@ -60,11 +61,17 @@ class ReportSettings:
     title: str
     choice: str = "last"
     figure: str = "test"
+    metric: str = "accuracy"
     target_accuracy: float | None = None
     source: str = ""
     note: str = ""
     expected_runs: int = 0
     reference: str = ""
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """Figures of a run by name, and what they are called."""
+        return {name: text.replace("accuracy", self.metric.replace("_", " ")) for name, text in FIGURES.items()}
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -104,6 +111,11 @@ class MeasuredRow:
         """Its label, with the setting where there are several."""
         return f"{self.label} ({self.setting})" if self.setting else self.label
 
+    @property
+    def sign(self) -> int:
+        """1 where the highest figure is the best one, -1 where the lowest is."""
+        return -1 if self.runs and self.runs[0].lower_is_better else 1
+
     def over_seeds(self, figure: Callable[[FinishedRun], float]) -> OverSeeds:
         """Mean and standard deviation over seeds of a figure of a run."""
         return over_seeds([figure(run) for run in self.runs])
@@ -128,7 +140,7 @@ def measure(rows: Sequence[Row], settings: ReportSettings) -> list[MeasuredRow]:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # the row says how many are missing
-                    run = read_run(folder, settings.choice)
+                    run = read_run(folder, settings.choice, settings.metric)
             except ConfigurationError as error:
                 warnings.warn(f"left out of the table: {error}", stacklevel=2)
                 continue

@@ -125,14 +125,14 @@ def compare_with_reference(rows: Sequence[MeasuredRow], figure: str, reference: 
     Args:
         rows: The rows of a block.
         figure: The figure that is compared, such as ``"test"``.
-        reference: Label of the reference; the row of the highest mean if there is none of that name.
+        reference: Label of the reference; the row of the best mean if there is none of that name.
     """
     found = []
     for score in dict.fromkeys(row.score(figure) for row in rows):
         some = [row for row in rows if row.runs and row.score(figure) == score]
         some = [row for row in some if not math.isnan(row.headline(figure).mean)]
         if len(some) > 1:
-            best = max(some, key=lambda row: row.headline(figure).mean)
+            best = max(some, key=lambda row: row.sign * row.headline(figure).mean)
             chosen = next((row for row in some if row.label == reference), best)
             found += _against([row for row in some if row is not chosen], chosen, figure)
     return found
@@ -239,7 +239,7 @@ def rank_rows(rows: Sequence[MeasuredRow], figure: str) -> Ranking | None:
         if len(done) > len(largest.get(setting, [])):
             largest[setting] = done
     for setting, some in largest.items():
-        found = {row.label: row.headline(figure).mean for row in some if row.score(figure) == score}
+        found = {row.label: row.sign * row.headline(figure).mean for row in some if row.score(figure) == score}
         if known := {label: mean for label, mean in found.items() if not math.isnan(mean)}:
             means[setting] = known
     common = [row for row in dict.fromkeys(row.label for row in rows) if all(row in one for one in means.values())]

@@ -75,7 +75,7 @@ class Column:
         factor: Factor of what people read.
         digits: Digits after the point.
         is_headline: Whether it is the figure that the report is about.
-        highest_is_best: Whether the row with the highest mean is marked.
+        marks_best: Whether the row with the best mean is marked.
         is_detail: Whether a paper's table leaves it out.
     """
 
@@ -85,7 +85,7 @@ class Column:
     factor: float = 1.0
     digits: int = 2
     is_headline: bool = False
-    highest_is_best: bool = False
+    marks_best: bool = False
     is_detail: bool = False
 
     def over_seeds(self, row: MeasuredRow) -> OverSeeds:
@@ -106,7 +106,8 @@ class Column:
         """What people read of rows, the best of several marked."""
         means = [round(self.factor * self.over_seeds(row).mean, self.digits) for row in rows]
         known = [mean for mean in means if not math.isnan(mean)]
-        best = max(known) if self.highest_is_best and len(known) > 1 else math.nan
+        extreme = min if any(row.sign < 0 for row in rows) else max
+        best = extreme(known) if self.marks_best and len(known) > 1 else math.nan
         return [Cell(self.text(row), mean == best) for row, mean in zip(rows, means, strict=True)]
 
 
@@ -146,13 +147,13 @@ def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
 
     def accuracy(figure: str) -> Column:
         name = prefix + ("mean" if figure == "test" else figure)
-        return Column(name, f"{what}{FIGURES[figure]}, %", of(figure, "mean"), 100)
+        return Column(name, f"{what}{settings.figures[figure]}, %", of(figure, "mean"), 100)
 
     name, worst = prefix + ("" if headline == "test" else f"{headline}_"), of(headline, "worst_decile")
     found = [
-        replace(accuracy(headline), is_headline=True, highest_is_best=True),
+        replace(accuracy(headline), is_headline=True, marks_best=True),
         Column(f"{name}std", f"std over clients{bracket}, %", of(headline, "std"), 100),
-        Column(f"{name}worst_decile", f"worst decile{bracket}, %", worst, 100, highest_is_best=True),
+        Column(f"{name}worst_decile", f"worst decile{bracket}, %", worst, 100, marks_best=True),
         *(accuracy(figure) for figure in FIGURES if figure != headline),
     ]
     if target is not None:

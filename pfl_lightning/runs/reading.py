@@ -11,6 +11,7 @@ import yaml
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.changes import resumed_rounds, resumed_with
 from pfl_lightning.runs.config import find_seeds, flatten, run_options
 from pfl_lightning.runs.files import (
@@ -75,15 +76,16 @@ def _is_aside(folder: Path, top: Path) -> bool:
     return False
 
 
-def read_run(folder: Path, choice: str = "last") -> FinishedRun:
+def read_run(folder: Path, choice: str = "last", metric: str = "accuracy") -> FinishedRun:
     """Read a run's results.
 
     Args:
         folder: The run's folder.
         choice: ``"last"``, ``"validation_selected"`` or ``"best_test"``: which round's accuracies are taken.
+        metric: The metric that stands in the place of accuracy.
 
     Raises:
-        ConfigurationError: The results cannot be read, or are not those of this package.
+        ConfigurationError: The results cannot be read, lack the metric, or are not those of this package.
     """
     check_choice("choice", choice, CHOICES)
     path = folder / RESULTS
@@ -98,12 +100,19 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
                 f"{path} has format {format}, this version of pfl_lightning reads format {FORMAT}: "
                 "pfl-lightning==0.3.0 reads format 1, a later version later ones"
             )
+        if metric != "accuracy":
+            content = _of_metric(path, content, metric)
         if trained:
-            found = _trained(folder, content, choice)
+            found = _trained(folder, content, choice, metric)
         else:  # clients were personalized from a model that was not trained
             number = sum(int(content[name]["num_clients"]) for name in ("participating", "novel") if name in content)
-            found = {"rounds": int(content.get("round") or 0), "num_clients": number, **_personalized(folder)}
-        run = FinishedRun(path=folder, place=study_place(folder), **_facts(folder, content), **found)
+            found = {
+                "rounds": int(content.get("round") or 0),
+                "num_clients": number,
+                **_personalized(folder, None, metric),
+            }
+        named: dict[str, Any] = {"metric": metric, "lower_is_better": bool(content.get("lower_is_better"))}
+        run = FinishedRun(path=folder, place=study_place(folder), **_facts(folder, content), **found, **named)
     except ConfigurationError:
         raise
     except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, OSError) as error:
@@ -111,6 +120,22 @@ def read_run(folder: Path, choice: str = "last") -> FinishedRun:
     if not run.finished:
         warnings.warn(f"{folder} is not finished: it has {run.rounds} rounds", stacklevel=2)
     return run
+
+
+def _of_metric(path: Path, content: dict[str, Any], metric: str) -> dict[str, Any]:
+    """The content of a file of results with a metric in the place of accuracy."""
+    measured = content.get("metrics") or {}
+    if metric not in measured:
+        raise ConfigurationError(
+            f"{path} has no metric {metric!r}{did_you_mean(metric, measured)}: it has accuracy"
+            + "".join(f", {name}" for name in measured)
+            + f". Give --metrics {metric} to the training"
+        )
+    entry = dict(measured[metric])
+    lower = entry.pop("lower_is_better")
+    groups = ("participating", "never_trained", "novel")  # of a personalization, which has no rounds
+    rest = {name: value for name, value in content.items() if name not in groups}
+    return {**rest, "lower_is_better": lower, **(entry if "accuracy" not in content else {"accuracy": entry})}
 
 
 def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,11 +170,11 @@ def _source(content: Mapping[str, Any] | None) -> Source:
     return Source(**{name: str((content or {}).get(name) or "") for name in ("name", "fingerprint")})
 
 
-def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> dict[str, Any]:
+def _trained(folder: Path, results: Mapping[str, Any], choice: str, metric: str) -> dict[str, Any]:
     """What a training has left, with evaluations and a personalization after it."""
     chosen = results["accuracy"][choice] or {}
     summary = chosen.get("test") or {}
-    clients = client_accuracies(folder / CLIENTS, f"test_accuracy_{choice}", summary)
+    clients = client_accuracies(folder / CLIENTS, f"test_{metric}_{choice}", summary)
     test = _evaluation(results["evaluated"], summary, clients, chosen.get("round"))
     rounds, novel = results.get("rounds_trained") or [], set(results.get("novel_clients") or ())
     # After these a model may have been personalized: the last one, or what `best` may mean.
@@ -160,29 +185,31 @@ def _trained(folder: Path, results: Mapping[str, Any], choice: str) -> dict[str,
         "rounds": int(results["rounds"]),
         "num_clients": int(results["num_clients"]),
         "never_trained": tuple(idle) if any(rounds) else (),  # a version may not have counted them
-        "test": test if summary else _tested_afterwards(folder, chosen, choice, results) or test,
-        **_personalized(folder, {int(results["rounds"]), *(int(one["round"]) for one in evaluated)}),
+        "test": test if summary else _tested_afterwards(folder, chosen, choice, results, metric) or test,
+        **_personalized(folder, {int(results["rounds"]), *(int(one["round"]) for one in evaluated)}, metric),
         "bytes_up": number_of(results["bytes"]["up"]),
         "bytes_down": number_of(results["bytes"]["down"]),
         "seconds_per_round": number_of(results["seconds_per_round"]),
-        "history": tuple(map(HistoryEntry.from_dict, results["history"])),
+        "history": tuple(HistoryEntry.from_dict(entry, metric) for entry in results["history"]),
         "versions": dict(results.get("versions") or {}),
     }
 
 
 def _tested_afterwards(
-    folder: Path, chosen: Mapping[str, Any], choice: str, results: Mapping[str, Any]
+    folder: Path, chosen: Mapping[str, Any], choice: str, results: Mapping[str, Any], metric: str
 ) -> Evaluation | None:
     """What ``trainer.test`` has found of the chosen round, where rounds do not evaluate test parts."""
     path = folder / TEST
     if choice == "best_test" or not path.is_file():
         return None
     content = read_json(path)
+    if metric != "accuracy":
+        content = _of_metric(path, content, metric)
     found = content["accuracy"]["last"] or {}
     wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
     if not found.get("test") or found["round"] != wanted:
         return None
-    clients = client_accuracies(folder / EVALUATIONS[TEST], "test_accuracy", found["test"], "0")
+    clients = client_accuracies(folder / EVALUATIONS[TEST], f"test_{metric}", found["test"], "0")
     return _evaluation(content["evaluated"], found["test"], clients, found["round"])
 
 
@@ -194,11 +221,13 @@ def _evaluation(
     return Evaluation(score=score, model=model, **figures, clients=clients, round=round)
 
 
-def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any]:
+def _personalized(folder: Path, rounds: set[int] | None, metric: str) -> dict[str, Any]:
     path = folder / PERSONALIZED
     if not path.is_file():
         return {}
     content = read_json(path)
+    if metric != "accuracy":
+        content = _of_metric(path, content, metric)
     if rounds is not None and content.get("round") is not None and content["round"] not in rounds:
         warnings.warn(
             f"{folder}: its personalized accuracies are of round {content['round']}, after which the run went on to "
@@ -212,6 +241,6 @@ def _personalized(folder: Path, rounds: set[int] | None = None) -> dict[str, Any
         if group in content:
             trained = novel == "0" and "never_trained" in content
             path = folder / EVALUATIONS[PERSONALIZED]
-            clients = client_accuracies(path, "test_accuracy", content[group], novel, trained)
+            clients = client_accuracies(path, f"test_{metric}", content[group], novel, trained)
             found[name] = _evaluation(evaluated, content[group], clients, content.get("round"))
     return found

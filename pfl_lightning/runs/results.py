@@ -81,6 +81,7 @@ class HistoryEntry:
         loss: Mean training loss over the clients of the round.
         test: Mean test accuracy over the evaluated clients.
         validation: Mean validation accuracy over the evaluated clients.
+        further: Means of further metrics by name, by part (``"test"``, ``"validation"``).
     """
 
     round: int
@@ -91,18 +92,27 @@ class HistoryEntry:
     loss: float | None = None
     test: float | None = None
     validation: float | None = None
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The form of ``results.json``."""
-        parts = {"test": self.test, "validation": self.validation}
-        return {**asdict(self), **{part: None if mean is None else {"accuracy": mean} for part, mean in parts.items()}}
+        parts, found = {"test": self.test, "validation": self.validation}, asdict(self)
+        further = found.pop("further")
+        means = {
+            part: None if mean is None else {"accuracy": mean, **further.get(part, {})} for part, mean in parts.items()
+        }
+        return {**found, **means}
 
     @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> HistoryEntry:
-        """The entry in this form; a version may have written less."""
-        means = {part: (entry.get(part) or {}).get("accuracy") for part in ("test", "validation")}
-        known = {name: entry.get(name) for name in ("seconds", "bytes_up", "bytes_down", "loss")}
+    def from_dict(cls, entry: Mapping[str, Any], metric: str = "accuracy") -> HistoryEntry:
+        """The entry in this form, with the means of a metric as accuracies; a version may have written less."""
+        means: dict[str, Any] = {part: (entry.get(part) or {}).get(metric) for part in ("test", "validation")}
+        known: dict[str, Any] = {name: entry.get(name) for name in ("seconds", "bytes_up", "bytes_down", "loss")}
         return cls(round=int(entry["round"]), clients=int(entry.get("clients") or 0), **known, **means)
+
+
+Values = dict[str, dict[int, float]]
+"""Values of single clients by metric."""
 
 
 @dataclass
@@ -114,16 +124,33 @@ class ChosenRound:
         criterion: What the rule has compared.
         validation: Accuracies on the validation parts, by client.
         test: Accuracies on the test parts, by client.
+        further: Further metrics by part, name and client.
     """
 
     round: int
     criterion: float
     validation: dict[int, float]
     test: dict[int, float]
+    further: dict[str, Values] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The form of ``results.json``."""
-        return {"round": self.round, "test": summary_of(self.test), "validation": summary_of(self.validation)}
+    def values(self, part: str, metric: str = "accuracy") -> dict[int, float]:
+        """A metric on a part, by client; empty where there is none."""
+        own: dict[int, float] = getattr(self, part)
+        return own if metric == "accuracy" else self.further.get(part, {}).get(metric, {})
+
+    def as_dict(
+        self, samples: Mapping[str, Mapping[int, int]], metric: str = "accuracy", lower_is_better: bool = False
+    ) -> dict[str, Any]:
+        """The form of ``results.json``, of a metric.
+
+        Args:
+            samples: Numbers of the clients' samples, by part.
+            metric: Name of the metric.
+            lower_is_better: Whether the best client has the lowest value.
+        """
+        parts = ("test", "validation")
+        found = {part: summary_of(self.values(part, metric), samples[part], lower_is_better) for part in parts}
+        return {"round": self.round, **found}
 
 
 @dataclass(frozen=True)
@@ -154,6 +181,8 @@ class FinishedRun:
         history: The evaluated rounds, in order.
         versions: Versions of the packages, by name.
         place: What a study calls it; ``None`` for a run that is none of a study.
+        metric: What is called accuracy here, where it is another metric.
+        lower_is_better: Whether the best client has the lowest value of it.
     """
 
     path: Path
@@ -179,6 +208,8 @@ class FinishedRun:
     history: tuple[HistoryEntry, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     place: StudyPlace | None = None
+    metric: str = "accuracy"
+    lower_is_better: bool = False
 
     def evaluation(self, figure: str) -> Evaluation:
         """The accuracies of a figure: ``"test"``, ``"personalized"`` or ``"personalized_novel"``."""
@@ -233,9 +264,12 @@ def client_accuracies(
     return {client: accuracy for client, accuracy in found.items() if math.isfinite(accuracy)}
 
 
-def accuracies(scores: Mapping[int, EvalMetrics]) -> dict[int, float]:
-    """Every client's accuracy; not of models that have none, such as those of a regression."""
-    return {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
+def values_by_metric(scores: Mapping[int, EvalMetrics]) -> Values:
+    """Accuracy and further metrics of every client for which they are defined: a regression has no accuracy."""
+    names = dict.fromkeys(name for score in scores.values() for name in score.further)
+    found = {name: {c: score.further[name] for c, score in scores.items() if name in score.further} for name in names}
+    found = {"accuracy": {client: score.accuracy for client, score in scores.items()}, **found}
+    return {name: {c: value for c, value in own.items() if not math.isnan(value)} for name, own in found.items()}
 
 
 def as_text(content: Mapping[str, Any]) -> str:
@@ -253,15 +287,24 @@ def csv_text(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> str:
 
 def mean_of(values: Mapping[int, float]) -> float:
     """Mean over clients of their accuracies; at least one."""
-    return summarize(list(values), list(values.values())).mean
+    return summarize(values).mean
 
 
-def summary_of(values: Mapping[int, float]) -> dict[str, float | int] | None:
-    """Mean, spread and extremes of accuracies over clients; ``None`` without clients."""
+def summary_of(
+    values: Mapping[int, float], samples: Mapping[int, int], lower_is_better: bool = False
+) -> dict[str, float | int | None] | None:
+    """Means, spread and extremes of a metric over clients; ``None`` without clients.
+
+    Args:
+        values: Of each client.
+        samples: Numbers of their samples.
+        lower_is_better: Whether the best client has the lowest value.
+    """
     if not values:
         return None
-    found = summarize(list(values), list(values.values()))
-    return {**found.as_dict(), "variance": found.std**2, "num_clients": len(values)}
+    found = summarize(values, samples, lower_is_better)
+    figures = {**found.as_dict(), "variance": found.std**2, "num_clients": len(values)}
+    return {name: None if math.isnan(figure) else figure for name, figure in figures.items()}
 
 
 def number_of(value: Any) -> float:

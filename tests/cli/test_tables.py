@@ -52,7 +52,9 @@ def test_a_terminal_of_80_columns_shows_evaluations_in_full():
     scores = {client: EvalMetrics(1.0, 0.0, 1) for client in range(10_000)}
     scores |= {client: EvalMetrics(client % 2, 0.0, 1) for client in range(10_000, 10_100)}
     data = SimpleNamespace(novel=list(range(10_000, 10_100)))
-    federation = SimpleNamespace(data=data, test_scores=scores, method_name="FedAvg", never_trained=[0])
+    federation = SimpleNamespace(
+        data=data, test_scores=scores, method_name="FedAvg", never_trained=[0], class_metrics={}
+    )
     lines = lines_of(evaluations.evaluation_table("FedAvg", federation))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [
@@ -67,10 +69,10 @@ def test_a_terminal_of_80_columns_shows_the_results_of_a_fit_in_full(monkeypatch
     choices = ("last", "validation_selected", "best_test")
     writer = SimpleNamespace(
         evaluated_clients=5,
-        summaries=lambda part: dict.fromkeys(choices, summarize([0, 1], [1.0, 1.0])),
+        summaries=lambda part: dict.fromkeys(choices, summarize({0: 1.0, 1: 1.0})),
         chosen=dict.fromkeys(choices, SimpleNamespace(round=1000, test={0: 1.0, 1: 0.5, 2: 0.0})),
     )
-    federation = SimpleNamespace(num_clients=10, method_name="FedAvg", never_trained=[2, 7])
+    federation = SimpleNamespace(num_clients=10, method_name="FedAvg", never_trained=[2, 7], class_metrics={})
     lines = lines_of(fit_table(federation, writer))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [[choice, "1000", "100.00", "0.00", *["100.00"] * 3] for choice in choices]

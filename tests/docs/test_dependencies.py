@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pfl_lightning"
-BASES = {"messages", "phases", "data", "fit", "metrics", "seeding", "checks", "errors"}
+BASES = {"messages", "phases", "data", "fit", "metrics", "class_metrics", "seeding", "checks", "errors"}
 BASES |= {"names", "notices", "options", "older_package", "lightning_private"}
 TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 

@@ -52,7 +52,8 @@ class LogsOverClients:
         known = {client: s.logged.get(str(name), math.nan) if own else s.accuracy for client, s in scores.items()}
         accuracies = {client: accuracy for client, accuracy in known.items() if not math.isnan(accuracy)}
         if accuracies:
-            summary = summarize(list(accuracies), list(accuracies.values()))
+            samples = {client: score.num_samples for client, score in scores.items()}
+            summary = summarize(accuracies, samples)
             found = {f"{prefix}accuracy/{name}": float(value) for name, value in summary.as_dict().items()}
             replaced = ", ".join(map(repr, sorted(values.keys() & found.keys())))
             if replaced:
