@@ -289,10 +289,8 @@ class Engine(ABC):
             make_trainer, place = partial(self.make_trainer, environment), int(stage == "test")
             purpose = Purpose.EVALUATION_STEPS
             seed = derive_seed(environment.seed, purpose, context.round, context.client, place)
-            with (
-                without_autocast(environment),
-                torch_seed(seed, python=True),
-            ):  # no cast of another client's weights is kept
+            # No cast of another client's weights is kept.
+            with without_autocast(environment), torch_seed(seed, python=True):
                 return client.evaluate(part, stage, context.data, environment, make_trainer)
 
         return score(task.validation, "validation"), score(task.test, "test")
