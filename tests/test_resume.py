@@ -77,6 +77,7 @@ from pfl_lightning.methods import (
     PFedFDA,
     PFedHN,
     PFedMe,
+    PFedSim,
     SphereFed,
 )
 
@@ -176,6 +177,7 @@ METHODS = {
     "FedNova": (partial(FedNova, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
     "FedNTD": (partial(FedNTD, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
     "FedPHP": (partial(FedPHP, lr=0.05, epochs=1, rounds=4), {"encoder": dropout_encoder}),
+    "PFedSim": (partial(PFedSim, lr=0.05, epochs=1, warmup=2), {"encoder": dropout_encoder}),
     "FedLC": (partial(FedLC, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
     "MOON": (partial(MOON, lr=0.05, epochs=1), {"encoder": dropout_encoder}),
     "GPFL": (partial(GPFL, lr=0.05, epochs=1, conditions_from="trained"), {"encoder": dropout_encoder}),

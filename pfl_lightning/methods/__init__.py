@@ -53,6 +53,7 @@ from pfl_lightning.methods.per_fedavg import PerFedAvg
 from pfl_lightning.methods.pfedfda import PFedFDA
 from pfl_lightning.methods.pfedhn import PFedHN
 from pfl_lightning.methods.pfedme import PFedMe
+from pfl_lightning.methods.pfedsim import PFedSim
 from pfl_lightning.methods.pfl_ssl import PFLSSL
 from pfl_lightning.methods.scaffold import SCAFFOLD
 from pfl_lightning.methods.spherefed import SphereFed
@@ -83,6 +84,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     Ditto,
     APFL,
     FedPHP,
+    PFedSim,
     PFedMe,
     PerFedAvg,
     KNNPer,
@@ -174,6 +176,7 @@ __all__ = [
     "PFedFDA",
     "PFedHN",
     "PFedMe",
+    "PFedSim",
     "PerFedAvg",
     "SphereFed",
 ]
