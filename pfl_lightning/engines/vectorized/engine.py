@@ -82,8 +82,8 @@ class VectorizedEngine(Engine):
             there and a fraction of the memory (``python benchmarks/engines.py --forward vmap`` times the other choice).
         cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
             kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
-            numbers (dropout) are not captured, nor is anything, with one log line, where capturing fails. Without a
-            CUDA device it has no effect.
+            numbers (dropout) are not captured, with one log line. A step that cannot be captured, since it waits for
+            the device or sends it something, ends the run with an error. Without a CUDA device it has no effect.
         threads: See :class:`~pfl_lightning.engines.Engine`.
     """
 

@@ -11,6 +11,7 @@ import torch
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.engines.vectorized.limits import uses_batch_index
 from pfl_lightning.engines.vectorized.step import Computation, EagerComputation, StepInputs, StepOutputs
+from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.seeding import GeneratorStates
 
@@ -51,8 +52,9 @@ class GraphedComputation:
     The parameters and buffers of the stack stay where they are during a phase: the optimizer changes them in place, and
     the graph reads and changes them there. The batch is copied into memory of the graph. Other batches
     (of some of the clients, or of another size) and those of fewer clients are computed as before, until the shapes
-    return; so is everything once a capture has failed, or where a step draws random numbers: their streams under
-    replay are not those that seeds give elsewhere.
+    return; so is everything where a step draws random numbers: their streams under replay are not those that seeds
+    give elsewhere. A step that cannot be captured ends the run: torch leaves the stream and the generator of a failed
+    capture in use, and what is computed then is not to be trusted.
 
     The outputs are overwritten by the next replay: gradients must be used before the next step.
 
@@ -90,8 +92,6 @@ class GraphedComputation:
             return self._warm_up(self._recorder, inputs, index)
         if self._captured is None:
             self._captured = self._capture(self._recorder, inputs, index)
-        if self._captured is None:
-            return self._compute(inputs, index)
         own, outputs = self._captured
         for part, filled in zip(inputs.batch, own.batch, strict=True):
             filled.copy_(part, non_blocking=True)
@@ -103,23 +103,21 @@ class GraphedComputation:
         before = GeneratorStates.read(device)
         outputs = recorder.warm_up(lambda: self._compute(inputs, index))
         if not GeneratorStates.read(device).is_as(before):
-            self._refuse("training_step draws random numbers (dropout, say)")
+            self._refused = True
+            self._log("training_step draws random numbers (dropout, say); its steps are launched without CUDA graphs")
         self._warmed_up += 1
         return outputs
 
-    def _capture(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> tuple[StepInputs, StepOutputs] | None:
+    def _capture(self, recorder: CudaGraph, inputs: StepInputs, index: int) -> tuple[StepInputs, StepOutputs]:
         own = replace(inputs, batch=tuple(part.clone() for part in inputs.batch))
         try:
             return own, recorder.capture(lambda: self._compute(own, index))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self._refuse(f"the capture failed ({type(error).__name__}: {' '.join(str(error).split())[:300]})")
-            return None
-
-    def _refuse(self, reason: str) -> None:
-        self._refused, self._captured, self._recorder = True, None, None
-        self._log(f"{reason}; its steps are launched without CUDA graphs")
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            advice = "leave cuda_graphs out, or neither wait for the device nor send it constants in training_step"
+            raise ConfigurationError(f"a step could not be captured as a CUDA graph ({reason}): {advice}") from error
 
 
 def make_computation(
