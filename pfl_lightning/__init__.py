@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
         VectorizedEngine,
     )
     from pfl_lightning.federation import Federation
-    from pfl_lightning.federation.own_models import export_clients
+    from pfl_lightning.federation.exported import export_clients, load_exported
     from pfl_lightning.messages import Broadcast, ClientUpdate
     from pfl_lightning.phases import Personalization
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
@@ -65,7 +65,7 @@ __all__ = ["Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerE
 __all__ += ["AggregationWeights", "Aggregator", "AveragingAggregator", "Broadcast", "ClientUpdate"]
 __all__ += ["Citation", "FederatedClient", "FitContext", "Personalization", "Phase"]
 __all__ += ["FederatedLoop", "Federation", "ResultsWriter"]
-__all__ += ["export_adapters", "export_clients", "federate", "predict_clients"]
+__all__ += ["export_adapters", "export_clients", "federate", "load_exported", "predict_clients"]
 
 _HOMES = {
     "callbacks.loop": ("FederatedLoop",),
@@ -76,7 +76,7 @@ _HOMES = {
     "drop_in.predictions": ("predict_clients",),
     "engines": ("Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
     "federation": ("Federation",),
-    "federation.own_models": ("export_clients",),
+    "federation.exported": ("export_clients", "load_exported"),
     "messages": ("Broadcast", "ClientUpdate"),
     "phases": ("Personalization",),
     "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),

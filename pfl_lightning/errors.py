@@ -13,6 +13,10 @@ class ConfigurationError(FederationError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
 
 
+class NoSuchClientError(ConfigurationError, IndexError):
+    """There is no client of this number or name."""
+
+
 class UsageError(ConfigurationError):
     """A command line is mistaken, or a file of settings that it names: ``pfl`` exits with status 2."""
 

@@ -18,7 +18,7 @@ TRAINER_COMMANDS = {
     "validate": "evaluate a checkpoint on the clients' validation parts",
     "test": "evaluate a checkpoint on the clients' test parts",
     "personalize": "let every client adapt a trained model to its data, and evaluate it",
-    "export": "write every client's model as a plain state_dict",
+    "export": "write every client's model: state_dict, torch.export or ONNX",
     "partition": "show which samples each client holds, without training",
 }
 """Subcommands of the Trainer, which take the options of a run, with their help."""

@@ -6,7 +6,7 @@ import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -18,8 +18,8 @@ from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
+from pfl_lightning.federation.exported import export_clients
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.federation.own_models import export_clients
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, listed_some, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
@@ -61,11 +61,12 @@ class FederatedTrainer(L.Trainer):
         model: Federation,
         datamodule: FederatedDataModule,
         output: str | None = None,
-        clients: list[int] | None = None,
+        clients: list[int | str] | None = None,
+        format: Literal["state_dict", "torch_export", "onnx"] = "state_dict",
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Write every client's own model as a plain state_dict, which loads without this package.
+        """Write every client's own model to files that load without this package.
 
         With a personalization (--personalize, or one in the config) it is the personalized model.
 
@@ -73,22 +74,21 @@ class FederatedTrainer(L.Trainer):
             model: The federation.
             datamodule: The data.
             output: Folder for ``client_<number>.pt`` and ``.json``; by default ``clients`` in the run's folder.
-            clients: Numbers of clients; by default all.
+            clients: Numbers or names of clients; by default all.
+            format: A plain state_dict (``.pt``), or the whole prediction as a graph (``.pt2``, ``.onnx``).
             ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
         assert output is not None
         Path(output).mkdir(parents=True, exist_ok=True)
         chosen = None if clients is None else list(dict.fromkeys(clients))
-        unknown = [client for client in chosen or () if not 0 <= client < datamodule.num_clients]
-        if unknown or chosen == []:
-            got = f"there is no client {unknown[0]}" if unknown else "no client is named"
-            raise UsageError(f"--clients: {got}; clients are 0 to {datamodule.num_clients - 1}")
+        if chosen == []:
+            raise UsageError(f"--clients: no client is named; clients are 0 to {datamodule.num_clients - 1}")
         self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
         self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
         settings = self.personalization
         with nullcontext() if settings is None else model.personalized(settings):
-            written = export_clients(model, output, chosen)
+            written = export_clients(model, output, chosen, format)
         how = "" if settings is None else f", personalized ({settings.train})"
         print(f"Saved {len(written)} models in {output}{how}")
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.own_models import exported_clients
+from pfl_lightning.federation.exported import exported_clients
 
 
-def export_adapters(federation: Federation, folder: str | Path, clients: Iterable[int] | None = None) -> list[Path]:
+def export_adapters(
+    federation: Federation, folder: str | Path, clients: Iterable[int | str] | None = None
+) -> list[Path]:
     """Write every client's adapter as peft does: a folder with ``adapter_config.json``, ``adapter_model.safetensors``.
 
     ``peft.PeftModel.from_pretrained(base, folder)`` loads it, where ``base`` is the model that was adapted. A client's
@@ -21,7 +23,7 @@ def export_adapters(federation: Federation, folder: str | Path, clients: Iterabl
         federation: A federation that has been fitted, or has loaded a checkpoint.
         folder: Folder of the folders ``client_<number>``; made if it does not exist. Where a module has several adapted
             networks, there is a folder in it for each, under its name in the module.
-        clients: Numbers of clients; ``None`` for all.
+        clients: Numbers or names of clients; ``None`` for all.
 
     Returns:
         The folders.

@@ -7,6 +7,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -32,12 +33,25 @@ def encoder_label(encoder: str | EncoderFactory) -> str:
     """
     if isinstance(encoder, str):
         return encoder
-    made: Callable[..., object] = encoder
+    made, _ = unwrapped(encoder)
+    return str(getattr(made, "__qualname__", type(made).__qualname__))
+
+
+def unwrapped(made: Any) -> tuple[Any, dict[str, Any]]:
+    """What partials call in the end, and the arguments that they give it by name.
+
+    Example:
+        >>> from pfl_lightning.encoders import MLP
+        >>> unwrapped(functools.partial(MLP, hidden=(32,)))
+        (<class 'pfl_lightning.encoders.mlp.MLP'>, {'hidden': (32,)})
+    """
+    given: dict[str, Any] = {}
     while isinstance(made, functools.partial):
+        given = {**made.keywords, **given}
         # jsonargparse passes a class with arguments as a partial of its own function, applied to the class.
         classes = [argument for argument in made.args if inspect.isclass(argument) and issubclass(argument, nn.Module)]
         made = classes[0] if classes else made.func
-    return str(getattr(made, "__qualname__", type(made).__qualname__))
+    return made, given
 
 
 class EncoderAssignment(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -14,7 +14,7 @@ from pfl_lightning.names import did_you_mean, stands_for
 EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
 
-_ENCODERS: dict[str, tuple[type[nn.Module], Mapping[str, Any]]] = {}
+_ENCODERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {}
 """Classes by name, with the options that belong to the name."""
 
 
@@ -93,7 +93,7 @@ def build_encoder(name: str, input_shape: Sequence[int], **options: Any) -> nn.M
         >>> encoder(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 16])
     """
-    made, own = _find(name)
+    made, own = find_encoder(name)
     _check_options(name, made, options)
     encoder = made(input_shape=tuple(input_shape), **{**own, **options})
     if not isinstance(getattr(encoder, "out_features", None), int):
@@ -114,10 +114,15 @@ def encoder_class(name: str) -> type[nn.Module]:
         >>> encoder_class("dcpfl_cnn3").__name__, encoder_class("pfl_lightning.encoders.mlp.MLP").__name__
         ('DCPFLCNN', 'MLP')
     """
-    return _find(name)[0]
+    return find_encoder(name)[0]
 
 
-def _find(name: str) -> tuple[type[nn.Module], Mapping[str, Any]]:
+def find_encoder(name: str) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The class of a registered name or an import path, and the options that belong to the name.
+
+    Raises:
+        ValueError: If there is none; the message lists the known names.
+    """
     if "." in name:
         return _imported(name), {}
     if name not in _ENCODERS:

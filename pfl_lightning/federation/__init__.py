@@ -9,7 +9,8 @@
 ``preemption``        signals of SLURM wait for the end of the round
 ``divergence``        when a run is said to diverge
 ``evaluation``        an evaluation under way, and its summary
-``own_models``        every client's own model, also as a plain file
+``own_models``        every client's own model
+``exported``          the same as files, and built from these
 ``personalization``   the second stage, in which clients adapt what they are evaluated with
 ``saved_state``       checkpoints
 ====================  ==================================================================================================

@@ -24,7 +24,7 @@ from _helpers.toy import (
 from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.own_models import export_clients
+from pfl_lightning.federation.exported import export_clients
 from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.methods import FedAvg, KNNPer
 from pfl_lightning.phases import Personalization

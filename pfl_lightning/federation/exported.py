@@ -1,0 +1,322 @@
+"""Clients' own models as files: a plain state_dict, a graph of torch.export or ONNX; and built again from these."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from inspect import isclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pfl_lightning.checks import check_choice
+from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import FederatedData
+from pfl_lightning.encoders import build_encoder
+from pfl_lightning.encoders.assignment import unwrapped
+from pfl_lightning.encoders.registry import find_encoder
+from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.federation.own_models import check_is_set_up, client_number
+from pfl_lightning.names import method_named
+from pfl_lightning.runs.files import read_json
+from pfl_lightning.seeding import torch_seed
+from pfl_lightning.state.equality import same
+from pfl_lightning.state.files import replace_file
+
+if TYPE_CHECKING:
+    from pfl_lightning.federation.federation import Federation
+
+__all__ = ["FORMATS", "export_clients", "load_exported"]
+
+FORMATS = {"state_dict": ".pt", "torch_export": ".pt2", "onnx": ".onnx"}
+"""Formats of exported models, and how their files end."""
+
+TOLERANCE = 1e-4
+"""How far class scores of an exported graph may be from the model's, beside as large a share of them."""
+
+BATCH = 64
+"""Samples of a client on which an exported model is compared with the client's own."""
+
+
+def exported_clients(federation: Federation, clients: Iterable[int | str] | None) -> Iterator[tuple[int, str]]:
+    """Clients that are exported, and the name of each one's file or folder, such as ``client_03``.
+
+    Args:
+        federation: A federation that has been fitted, or has loaded a checkpoint.
+        clients: Numbers or names of clients; ``None`` for all.
+
+    Raises:
+        FederationError: The federation has not been fitted or evaluated yet.
+        NoSuchClientError: There is no such client.
+    """
+    check_is_set_up(federation)
+    width = len(str(federation.num_clients - 1))
+    for client in range(federation.num_clients) if clients is None else clients:
+        number = client_number(federation.data, client)
+        yield number, f"client_{number:0{width}d}"
+
+
+def export_clients(
+    federation: Federation,
+    folder: str | Path,
+    clients: Iterable[int | str] | None = None,
+    format: Literal["state_dict", "torch_export", "onnx"] = "state_dict",
+) -> list[Path]:
+    """Write every client's model, by default as a plain state_dict, with a description next to it.
+
+    A client's model is the one it is evaluated with, fine-tuned if the method does so before an evaluation, and
+    personalized inside of ``federation.personalized(...)``. It is written to ``client_<number>.pt``, which
+    ``torch.load(path, weights_only=True)`` reads. ``client_<number>.json`` has what the model can be built from
+    (:func:`load_exported`), and what else must be known to use it: the page on export describes each entry. In a
+    federation of a user-defined LightningModule the names are those of the module, so that its ``load_state_dict``
+    takes them. Otherwise they are ``encoder.*``, ``head.*`` and those of further modules that the method predicts with.
+
+    The other formats hold the whole computation from normalized inputs to class scores, of any number of samples. Each
+    file is read again and compared with the model, on a batch of the client's data and on one sample of it.
+
+    Args:
+        federation: A federation that has been fitted, or has loaded a checkpoint.
+        folder: Folder of the files; made if it does not exist.
+        clients: Numbers or names of clients; ``None`` for all.
+        format: ``"state_dict"`` (``.pt``), ``"torch_export"`` (``.pt2``, of :func:`torch.export.save`) or ``"onnx"``
+            (``.onnx``; needs the extra ``onnx``).
+
+    Returns:
+        Paths of the files with the models.
+
+    Raises:
+        ConfigurationError: The model has no such format, or the file predicts otherwise; it names the client.
+        FederationError: The federation has not been fitted or evaluated yet.
+        NoSuchClientError: There is no such client.
+    """
+    check_choice("format", format, tuple(FORMATS))
+    target, written = Path(folder), []
+    for client, name in exported_clients(federation, clients):
+        model: Any = federation.client_model(client)
+        own = model if isinstance(model, FederatedClient) else federation.clients.model_of(client)
+        has_head = not own.uses_knn_evaluation()
+        path = target / f"{name}{FORMATS[format]}"
+        with nullcontext() if format == "state_dict" else warnings.catch_warnings(action="ignore"):
+            names = own.exported_names()  # which warns of what a state_dict leaves out
+        named = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
+        state = {**model.state_dict(), **dict(named)}  # a module's author may let its state_dict leave some out
+        state = {name: state[name].detach().cpu().clone() for name in names}
+        about = {
+            "method": federation.method_name,
+            "round": federation.round + 1 if federation.has_trained else 0,
+            "client": client,
+            "model": own.exported_label or federation.clients.labels[federation.clients.architecture_of[client]],
+            **_about_data(federation.data, client, model is own, has_head),
+            **_recipe(federation, client, model, state),
+        }
+        with replace_file(path) as temporary, temporary.open("wb") as file:
+            if format != "state_dict":
+                _write_graph(federation, client, model, names, format, temporary)
+            else:
+                if not has_head:
+                    warnings.warn(
+                        f"{federation.method_name} trains no head: head.* in the exported models is as it was drawn, "
+                        "and encoder.* is what was trained; export personalized clients for models that predict "
+                        "(--personalize)",
+                        stacklevel=2,
+                    )
+                torch.save(state, file)
+        with replace_file(path.with_suffix(".json")) as temporary:
+            temporary.write_text(json.dumps(about, indent=2) + "\n")
+        written.append(path)
+    return written
+
+
+def class_names(data: FederatedData, client: int) -> list[str] | None:
+    """Names of the classes in the order of a client's outputs; ``None`` where they are not known."""
+    names = getattr(data, "class_names", None) if data.num_classes else None
+    seen_by = getattr(getattr(data, "partition", None), "client_view", None)  # of a rule of the package's
+    view = seen_by(client, data.num_classes) if names is not None and seen_by is not None else None
+    if view is not None and view.label_map is not None:  # the client's outputs are in an order of its own
+        own = dict(zip(view.label_map, names or (), strict=True))
+        names = [own[number] for number in sorted(own)]
+    return None if names is None else list(names)
+
+
+def _about_data(data: FederatedData, client: int, has_shape: bool, has_head: bool) -> dict[str, Any]:
+    """The client's name, inputs and outputs: who loads the file elsewhere has no data module."""
+    transform = getattr(data, "transform", None)  # a user-defined data module may have none
+    mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
+    names, shape = getattr(data, "client_names", None), data.input_shape if has_shape else None
+    return {
+        "name": None if names is None else names[client],
+        "input_shape": None if shape is None else list(shape),
+        "image_size": list(shape[1:]) if shape is not None and len(shape) == 3 else None,
+        "mean": None if mean is None else list(mean),
+        "std": None if std is None else list(std),
+        "classes": class_names(data, client) if has_head else None,
+    }
+
+
+# ---------------------------------------------------------------------- a model built from its description
+
+
+def _recipe(federation: Federation, client: int, model: Any, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What builds the model again, as a config says it; ``None`` with the reason where that gives another one."""
+    try:
+        if not isinstance(model, FederatedClient):
+            raise ConfigurationError(f"it is a {type(model).__name__} of your own: make one and load the state_dict")
+        if model.uses_knn_evaluation():
+            raise ConfigurationError(f"{federation.method_name} trains no head: export personalized clients")
+        own, given = unwrapped(federation.method_factory)
+        place = federation.clients.architecture_of[client]
+        made: Any = given.get("partner") if model.exported_label else federation._assignment.encoders[place]
+        if isinstance(made, nn.Module):
+            raise ConfigurationError("its encoder was given as a module: load the state_dict into such a one")
+        encoder, options = unwrapped(made)
+        if isinstance(encoder, str):
+            encoder, options = find_encoder(encoder)
+        recipe = {
+            "encoder": _named(encoder, {**options, "weights": None} if "weights" in options else options),
+            "method": _named(type(model), given if type(model) is own else {}),
+            "num_classes": model.num_classes,
+        }
+        with warnings.catch_warnings(action="ignore"):  # its first making has said them
+            rebuilt = _built(recipe, federation.data.input_shape, state)
+        inputs = _batch_of(federation, client)
+        with torch.no_grad():
+            if not same(rebuilt(inputs), model.cpu().eval()(inputs), nan=True):
+                raise ConfigurationError(
+                    f"{type(model).__name__} predicts with more than the state_dict holds, or was made by a function "
+                    "of your own: the formats torch_export and onnx hold the whole prediction"
+                )
+    except Exception as error:  # whatever a user's encoder does
+        return {"recipe": None, "no_recipe": " ".join(str(error).split())}
+    return {"recipe": recipe, "no_recipe": None}
+
+
+def _named(made: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A class and those of its arguments that a file can hold: neither optimizers nor networks."""
+    plain = {}
+    for name, value in given.items():
+        try:
+            plain[name] = json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            continue
+    return {"class_path": f"{made.__module__}.{made.__qualname__}", "init_args": plain}
+
+
+def _built(recipe: Mapping[str, Any], input_shape: Iterable[int], state: Mapping[str, Tensor]) -> FederatedClient:
+    encoder, method = recipe["encoder"], recipe["method"]
+    make = method_named(method["class_path"])
+    if not isclass(make) or not issubclass(make, FederatedClient):  # nothing else is called
+        raise ConfigurationError(f"{method['class_path']} is no method's client")
+    with torch_seed(0):  # the caller's draws stay as they are
+        network = build_encoder(encoder["class_path"], tuple(input_shape), **encoder["init_args"])
+        model = make(network, recipe["num_classes"], **method["init_args"])
+    missing, unknown = model.load_state_dict(state, strict=False, assign=True)
+    lacking = {*unknown, *({*missing} & {*model.exported_names()} if missing else ())}
+    if lacking:
+        raise ConfigurationError(f"state_dict and description differ in {', '.join(sorted(lacking))}")
+    return model.eval()
+
+
+def load_exported(path: str | Path) -> FederatedClient:
+    """Build a client's model from the files that :func:`export_clients` has written as a state_dict.
+
+    The description names classes, which are imported and called: load only files that you trust.
+
+    Example:
+        >>> model = load_exported("models/client_3.pt")  # doctest: +SKIP
+        >>> model(inputs).softmax(1)  # of normalized inputs (N, C, H, W)  # doctest: +SKIP
+
+    Args:
+        path: ``client_<number>.pt``, with ``client_<number>.json`` beside it.
+
+    Returns:
+        The model, in evaluation mode on the CPU: from normalized inputs to class scores (N, C).
+
+    Raises:
+        ConfigurationError: The description does not say how to build the model, or the two files do not fit.
+    """
+    file, about = Path(path).with_suffix(".pt"), read_json(Path(path).with_suffix(".json"))
+    if about.get("recipe") is None:
+        why = about.get("no_recipe", "its export was by an earlier version: export it once more")
+        raise ConfigurationError(f"{file}: client {about.get('client')}'s model cannot be built from the files: {why}")
+    try:
+        return _built(about["recipe"], about["input_shape"], torch.load(file, map_location="cpu", weights_only=True))
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{file}: client {about['client']}'s model cannot be built from the files: {' '.join(str(error).split())}; "
+            "both must be of one export, and classes of your own importable"
+        ) from error
+
+
+# ---------------------------------------------------------------------- graphs
+
+
+def _batch_of(federation: Federation, client: int) -> Tensor:
+    """Normalized inputs of the client's data, on the CPU."""
+    parts = federation.data.client_data(client)
+    piece = next((parts.test if len(parts.test) else parts.train).split(BATCH))
+    inputs: Tensor = federation.environment.precision.convert_input(piece.loader(BATCH).tensors()[0])
+    return inputs
+
+
+def _write_graph(
+    federation: Federation, client: int, model: Any, names: Iterable[str], format: str, path: Path
+) -> None:
+    who = f"client {client}: the model of {federation.method_name} cannot be exported as {format}"
+    if not isinstance(model, FederatedClient):
+        raise ConfigurationError(
+            f"{who}: it is a {type(model).__name__} of your own, whose inputs you know: take federation.client_model"
+            f"({client}) and torch.export.export or torch.onnx.export, or format='state_dict'"
+        )
+    if model.uses_knn_evaluation():
+        raise ConfigurationError(f"{who}: no head was trained; export personalized clients (--personalize)")
+    onnx: Any = _onnx_runtime() if format == "onnx" else None
+    inputs, surplus = _batch_of(federation, client), {*model.state_dict()} - {*names}
+    model.cpu().eval().requires_grad_(False)
+    for prefix, layer in model.named_modules():  # what the prediction does not use
+        held: dict[str, Any]
+        for held in (layer._parameters, layer._buffers):
+            for own, tensor in held.items():
+                if f"{prefix}.{own}".lstrip(".") in surplus or (tensor is not None and not tensor.numel()):
+                    held[own] = None
+    try:
+        with torch.no_grad():
+            expected = model(inputs)
+            example = torch.cat([inputs, inputs])  # of one sample alone the number would be taken for fixed
+            sizes = ({0: torch.export.Dim.AUTO},)
+            program = torch.export.export(model, (example,), dynamic_shapes=sizes)
+            run: Any
+            if onnx is None:
+                held_in = io.BytesIO()  # torch warns of a path that does not end as its own
+                torch.export.save(program, held_in)
+                path.write_bytes(held_in.getvalue())
+                run = torch.export.load(held_in).module()
+            else:
+                options: Any = {"input_names": ["inputs"], "output_names": ["scores"], "external_data": False}
+                torch.onnx.export(
+                    model, (example,), path, dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False, **options
+                )
+                session = onnx.InferenceSession(path, providers=["CPUExecutionProvider"])
+                run = lambda batch: torch.from_numpy(session.run(None, {"inputs": batch.numpy()})[0])  # noqa: E731
+            found = [run(inputs), run(inputs[:1])]
+    except Exception as error:  # of any operation of the network
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        other = "state_dict" if onnx is None else "torch_export"
+        raise ConfigurationError(f"{who} ({lines[0]}); format={other!r} may do") from error
+    for scores in found:
+        if not torch.allclose(scores, expected[: len(scores)], TOLERANCE, TOLERANCE, equal_nan=True):
+            apart = float((scores - expected[: len(scores)]).abs().max())
+            raise ConfigurationError(f"{who}: on its data the file's scores are {apart:.2g} from the model's")
+
+
+def _onnx_runtime() -> Any:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # what torch.onnx.export needs
+    except ImportError as error:
+        raise ConfigurationError("format='onnx' needs onnx: pip install 'pfl-lightning[onnx]'") from error
+    return onnxruntime
