@@ -5,7 +5,8 @@ A :class:`FederatedDataModule` holds one data set as tensors. A :class:`Partitio
 :class:`ClientSplit`, each of which makes loaders.
 
 - ``module``: :class:`FederatedDataModule`, the base of all data sets.
-- ``datasets/``: published data sets (:class:`CIFAR10`, :class:`STL10`, ...) and folders of images.
+- ``datasets/``: published data sets (:class:`CIFAR10`, :class:`STL10`, ...), folders of images, and tables
+  (:class:`FromTable`).
 - ``adapters/``: your own Datasets, DataLoaders and DataModules (:class:`FromDatasets`, :class:`FromLoaders`),
   divided already or not (:class:`FromSilos`).
 - ``partition/``: partition rules (:class:`IID`, :class:`DirichletOverClients`, ...), partition files and figures.
@@ -36,6 +37,7 @@ from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import class_counts
 from pfl_lightning.datamodules.datasets.image_folder import DOMAINNET_10, DomainFolders, ImageFolder
+from pfl_lightning.datamodules.datasets.table import FromTable
 from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, STL10, Digits, FashionMNIST
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
@@ -46,7 +48,7 @@ from pfl_lightning.datamodules.partition.plot import partition_figure, partition
 from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
 from pfl_lightning.datamodules.partition.transform import ConceptShift, FeatureShift, PartitionTransform, Quantity
 
-__all__ = ["FederatedDataModule", "FromDatasets", "FromLightning", "FromLoaders", "FromSilos"]
+__all__ = ["FederatedDataModule", "FromDatasets", "FromLightning", "FromLoaders", "FromSilos", "FromTable"]
 __all__ += ["CIFAR10", "CIFAR100", "EMNIST", "STL10", "Digits", "FashionMNIST"]
 __all__ += ["DOMAINNET_10", "DomainFolders", "ImageFolder"]
 __all__ += ["BatchLoader", "BatchTransform", "ClientData", "ClientSplit", "ClientView", "Samples", "class_counts"]

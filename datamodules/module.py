@@ -177,6 +177,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             found = self._divide(samples)
             if self.drop_last:
                 check_batches(found, self.batch_size)
+            samples = found.samples
             warn_of_samples(samples, found.train, found.validation, found.test, found.unlabeled)
             self.transform = self._transform_of(samples.train_inputs, found.held)
             self._public = found.public(replace(self.transform, augmentations=()))
@@ -202,6 +203,11 @@ class FederatedDataModule(LightningDataModule, ABC):
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self._loaded.samples.class_names
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """A name for each client; empty where they have numbers alone."""
+        return self.partition.client_names
 
     @property
     def input_shape(self) -> tuple[int, ...]:

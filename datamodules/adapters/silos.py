@@ -23,9 +23,9 @@ from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import Division, check_batches, split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, Labels, sizes_of, split_by_sizes
+from pfl_lightning.datamodules.counting import Ints, sizes_of, split_by_sizes
 from pfl_lightning.datamodules.module import FederatedDataModule
-from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError
+from pfl_lightning.datamodules.partition.given import AsGiven
 from pfl_lightning.older_package import as_lightning
 
 
@@ -185,17 +185,6 @@ class FromSilos(ItemDataModule):
         for own in self._sources:
             for sources in own.values():
                 yield from sources
-
-
-class AsGiven(Partitioner):
-    """The clients' samples as they are given; there is no rule."""
-
-    needs_labels = False
-    fixed_train = fixed_test = True
-
-    def partition(self, labels: Labels) -> list[Ints]:
-        """Refuse: the data module itself knows what is whose."""
-        raise PartitionError("silos are divided already: there is no rule that divides other samples")
 
 
 def as_datamodule(silo: Any, client: int, batch_size: int) -> LightningDataModule:

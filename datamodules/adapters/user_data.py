@@ -19,9 +19,11 @@ from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, name
 from pfl_lightning.datamodules.adapters.sources import selection_of
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL
+from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.datasets.images import to_bytes
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.datamodules.partition.given import AsGiven, clients_of
 from pfl_lightning.older_package import as_lightning
 
 INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
@@ -52,7 +54,12 @@ class FromDatasets(FederatedDataModule):
         class_names: A name for each class; None for the data set's own ``classes`` or numbers.
         keys: Keys of the input and of the class in items that are dictionaries, such as ``("img", "fine_label")``; None
             for the usual names (``image``, ``img``, ``pixel_values``, ...; ``label``, ``labels``, ``target``, ...).
+        clients: Whose each training item is, in the place of ``partition``: whole numbers, or names of clients.
+        test_clients: Whose each test item is; None for test items in the class proportions that a client trains on.
         kwargs: See :class:`FederatedDataModule`.
+
+    Raises:
+        ValueError: If neither ``partition`` nor ``clients`` is given, or both, or ``clients`` do not fit the items.
 
     Example:
         >>> import torch
@@ -64,13 +71,16 @@ class FromDatasets(FederatedDataModule):
         >>> data.setup()
         >>> data.num_classes, data.input_shape, [len(data.client_data(client).train) for client in range(3)]
         (10, (3, 8, 8), [20, 20, 20])
+        >>> data = FromDatasets(train=train, clients=["Lyon", "Nice", "Nice"] * 20)
+        >>> data.client_names
+        ('Lyon', 'Nice')
     """
 
     read_once = ("train", "test", "unlabeled")
 
     def __init__(
         self,
-        partition: Partitioner,
+        partition: Partitioner | None = None,
         batch_size: int = 50,
         *,
         # Without a type of items: of a data set in a config the parser would otherwise take no options.
@@ -79,8 +89,28 @@ class FromDatasets(FederatedDataModule):
         unlabeled: Dataset | None = None,  # type: ignore[type-arg]
         class_names: Sequence[str] | None = None,
         keys: tuple[str, str] | None = None,
+        clients: Sequence[int | str] | None = None,
+        test_clients: Sequence[int | str] | None = None,
         **kwargs: Any,
     ) -> None:
+        if (partition is None) == (clients is None):
+            raise ValueError("FromDatasets needs either partition, such as IID(num_clients=10), or clients")
+        self._clients: tuple[Ints, Ints | None] = np.empty(0, dtype=np.int64), None
+        if clients is not None:
+            given = {"clients": (clients, train), "test_clients": (test_clients, test)}
+            for name, (owners, dataset) in given.items():
+                if owners is not None and (dataset is None or len(owners) != len(dataset)):  # type: ignore[arg-type]
+                    raise ValueError(
+                        f"{name} must have an entry for each item of the data set, got {len(owners)} for "
+                        f"{0 if dataset is None else len(dataset)} items"  # type: ignore[arg-type]
+                    )
+            numbers, names = clients_of([*clients, *(() if test_clients is None else test_clients)])
+            own, tested = np.split(numbers, [len(clients)])
+            partition, self._clients = (
+                AsGiven(int(numbers.max()) + 1, names),
+                (own, None if test_clients is None else tested),
+            )
+        assert partition is not None
         super().__init__(partition, batch_size, **kwargs)
         self.train, self.test, self.unlabeled = train, test, unlabeled
         self.keys, self.given_names = keys, class_names
@@ -93,6 +123,9 @@ class FromDatasets(FederatedDataModule):
             ValueError: If items differ in shape.
         """
         samples = read_datasets(self.train, self.test, self.given_names, self.keys)
+        if isinstance(self.partition, AsGiven):
+            own, tested = (None if one is None else torch.from_numpy(one) for one in self._clients)
+            samples = replace(samples, train_clients=own, test_clients=tested)
         if self.unlabeled is None:
             return samples
         inputs, _ = read_dataset(self.unlabeled, "unlabeled set", labeled=False, keys=self.keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from pfl_lightning.datamodules.clients.batches import BatchTransform
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientData, ClientSplit, PublicSplit
 from pfl_lightning.datamodules.clients.views import ClientView, check_views, describe_views, views_to_bytes
-from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, sizes_of, take_per_class
+from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, sizes_of, split_by_sizes, take_per_class
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.seeding import DataStream
 
@@ -127,7 +129,8 @@ def divide(
 
     With a test set, the rule divides the training set, and test splits come from the test set. Without one, a
     stratified share of the whole set becomes the test set first. A rule that lists samples explicitly (a file, domains)
-    is the exception: its indices count the whole set, and samples that no client trains on are test samples.
+    is the exception: its indices count the whole set, and samples that no client trains on are test samples. Where the
+    data say whose a sample is, each client's own samples are split, and no rule is asked.
 
     Args:
         rule: The partition rule.
@@ -152,6 +155,62 @@ def divide(
         >>> [sizes_of(lists).tolist() for lists in (division.train, division.validation, division.test)]
         [[18, 18, 18], [2, 2, 2], [18, 18, 16]]
     """
+    labels = samples.train_targets.numpy()
+    if samples.train_clients is not None:
+        own, validation, test = _as_given(rule, samples, test_share, test_samples_per_client, seed)
+    else:
+        own, validation, test = _by_rule(rule, samples, test_share, test_samples_per_client, seed)
+    if validation is None:
+        own, validation = split_validation(labels, own, validation_share, seed)
+    unlabeled = assign_unlabeled(rule, samples.num_unlabeled, novel, seed)
+    train, validation, test, unlabeled = (
+        [np.array(one, dtype=np.int64) for one in each] for each in (own, validation, test, unlabeled)
+    )
+    views = tuple(rule.client_view(client, len(samples.class_names)) for client in range(rule.num_clients))
+    check_views(views, samples.train_inputs.shape[1:])
+    return Division(samples, train, validation, test, unlabeled, views)
+
+
+Parts = tuple[list[Ints], list[Ints] | None, list[Ints]]
+"""Training, validation (where they are given) and test samples of each client."""
+
+
+def _as_given(rule: Partitioner, samples: Samples, test_share: float, most: int | None, seed: int) -> Parts:
+    """Samples of the clients that the data name; without a test set, a share of each client's own is held out."""
+    assert samples.train_clients is not None
+    labels, own = samples.train_targets.numpy(), _owned(samples.train_clients, rule.num_clients)
+    if empty := np.flatnonzero(sizes_of(own) == 0).tolist():
+        raise PartitionError(
+            f"client(s) {rule.named(empty)} have no training samples ({len(empty)} of {len(own)}): leave them out, or "
+            "give them some"
+        )
+    if samples.test_targets is None:
+        own, test = split_validation(labels, own, test_share, seed, DataStream.POOL)
+    elif samples.test_clients is not None:
+        test = _owned(samples.test_clients, rule.num_clients)
+    else:
+        return own, None, rule.partition_test(samples.test_targets.numpy(), [labels[part] for part in own], most)
+    for client, part in enumerate(test):
+        if most is not None and most < len(part):
+            drawn = np.random.default_rng([seed, DataStream.TEST, client]).choice(part, most, replace=False)
+            test[client] = np.sort(drawn)
+    if empty := np.flatnonzero(sizes_of(test) == 0).tolist():
+        warnings.warn(
+            f"client(s) {rule.named(empty)} have no test samples ({len(empty)} of {len(own)}), and so no test scores: "
+            "their samples are too few for test_share, or all in the training set",
+            stacklevel=2,
+        )
+    return own, None, test
+
+
+def _owned(clients: Tensor, num_clients: int) -> list[Ints]:
+    """Positions of each client's samples, ascending."""
+    order = np.argsort(clients.numpy(), kind="stable")
+    return split_by_sizes(order, np.bincount(clients.numpy(), minlength=num_clients))
+
+
+def _by_rule(rule: Partitioner, samples: Samples, test_share: float, most: int | None, seed: int) -> Parts:
+    """Samples of the clients by a partition rule."""
     labels = samples.train_targets.numpy()
     test_labels = None if samples.test_targets is None else samples.test_targets.numpy()
     if samples.train_domains is not None and test_labels is None:
@@ -180,26 +239,20 @@ def divide(
             )
     held_labels = [labels[part] for part in held]
     if test_labels is not None:
-        test = rule.partition_test(test_labels, held_labels, test_samples_per_client)
+        test = rule.partition_test(test_labels, held_labels, most)
     else:
-        test = [rest[part] for part in rule.partition_test(labels[rest], held_labels, test_samples_per_client)]
+        test = [rest[part] for part in rule.partition_test(labels[rest], held_labels, most)]
         if len(shared := np.intersect1d(np.concatenate(held), np.concatenate(test))):
             raise PartitionError(
                 f"{len(shared)} samples are both in a training and in a test split (the first: {shared[0]}): "
                 "without a separate test set, test indices must be of samples that no client trains on"
             )
-    if validation is None:
-        own, validation = split_validation(labels, own, validation_share, seed)
-    unlabeled = assign_unlabeled(rule, samples.num_unlabeled, novel, seed)
-    train, validation, test, unlabeled = (
-        [np.array(one, dtype=np.int64) for one in each] for each in (own, validation, test, unlabeled)
-    )
-    views = tuple(rule.client_view(client, len(samples.class_names)) for client in range(rule.num_clients))
-    check_views(views, samples.train_inputs.shape[1:])
-    return Division(samples, train, validation, test, unlabeled, views)
+    return own, validation, test
 
 
-def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: int) -> tuple[list[Ints], list[Ints]]:
+def split_validation(
+    labels: Ints, parts: Sequence[Ints], share: float, seed: int, stream: DataStream = DataStream.VALIDATION
+) -> tuple[list[Ints], list[Ints]]:
     """Training and validation samples of each client, by a stratified split of its own samples.
 
     Classes are rounded by largest remainders. Every class keeps a training sample, so that a client with few samples
@@ -210,6 +263,7 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
         parts: Samples of each client.
         share: Share for validation, from 0 to below 1.
         seed: Seed of the choice; each client has its own stream.
+        stream: Purpose of the choice.
 
     Returns:
         Training and validation samples of each client.
@@ -222,7 +276,7 @@ def split_validation(labels: Ints, parts: Sequence[Ints], share: float, seed: in
     """
     train, validation = [], []
     for client, part in enumerate(parts):
-        chosen = _stratified(labels[part], share, np.random.default_rng([seed, DataStream.VALIDATION, client]))
+        chosen = _stratified(labels[part], share, np.random.default_rng([seed, stream, client]))
         train.append(part[~chosen])
         validation.append(part[chosen])
     return train, validation

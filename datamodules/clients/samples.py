@@ -35,6 +35,8 @@ class Samples:
         test_targets: Classes of the test inputs, shape (M,), int64; None if there is no test set.
         train_domains: Domain of each training sample, from 0, shape (N,), int64; None if there are no domains.
         domain_names: A name for each domain.
+        train_clients: Client of each training sample, from 0, shape (N,), int64, where the data say whose it is.
+        test_clients: Client of each test sample, shape (M,), int64, likewise.
         unlabeled_inputs: Additional inputs without classes, shape (U, ...); None if there are none.
         public_inputs: Inputs without classes that all clients and the server have, shape (P, ...); None if there are
             none.
@@ -59,6 +61,8 @@ class Samples:
     test_targets: Tensor | None = None
     train_domains: Tensor | None = None
     domain_names: tuple[str, ...] = ()
+    train_clients: Tensor | None = None
+    test_clients: Tensor | None = None
     unlabeled_inputs: Tensor | None = None
     public_inputs: Tensor | None = None
     public_targets: Tensor | None = None
@@ -229,12 +233,13 @@ def with_public(
     chosen = np.random.default_rng([seed, DataStream.PUBLIC]).permutation(held)[:count]
     rest = torch.ones(held, dtype=torch.bool)
     rest[torch.from_numpy(chosen)] = False
-    domains = samples.train_domains
+    domains, clients = samples.train_domains, samples.train_clients
     return replace(
         samples,
         train_inputs=samples.train_inputs[rest],
         train_targets=samples.train_targets[rest],
         train_domains=None if domains is None else domains[rest],
+        train_clients=None if clients is None else clients[rest],
         public_inputs=samples.train_inputs[~rest],
         public_targets=samples.train_targets[~rest],
     )

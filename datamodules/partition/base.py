@@ -62,6 +62,9 @@ class Partitioner(ABC):
     fixed_train: bool = False
     """True if the rule lists training samples explicitly, so that indices must keep the data set's own order."""
 
+    client_names: tuple[str, ...] = ()
+    """A name for each client, where the data have names."""
+
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         check_at_least("num_clients", num_clients, 1)
         check_seed("seed", seed)
@@ -168,6 +171,11 @@ class Partitioner(ABC):
     def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
         """Unlabeled samples of each client, out of ``num_samples``; None for equal shares at random."""
         return None
+
+    def named(self, clients: Sequence[int], most: int = 5) -> str:
+        """Numbers and names of clients for messages, not more than a few."""
+        shown = [f"{client} ({self.client_names[client]})" if self.client_names else f"{client}" for client in clients]
+        return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
     def rng(self, *stream: int) -> np.random.Generator:
         """Random generator of one purpose, independent of every other purpose's.
