@@ -26,6 +26,7 @@ from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop, loop_of
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.metrics import ClientSummary, summarize
+from pfl_lightning.runs.curves import add_to_curves, cut_curves
 from pfl_lightning.runs.files import CLIENTS, PARTITION, RESULTS, set_later_aside
 from pfl_lightning.runs.lock import RunLock, is_locked_here, keep_lock
 from pfl_lightning.runs.results import (
@@ -44,6 +45,8 @@ from pfl_lightning.state.files import replace_file
 
 class ResultsWriter(L.Callback):
     """Keeps the accuracies of every client and writes them when the fit ends, in whatever way.
+
+    Each evaluation adds its rows to ``client_curves.csv``.
 
     After a kill that leaves no time for it they are written when the run is resumed, even if no round is left to play.
 
@@ -89,6 +92,8 @@ class ResultsWriter(L.Callback):
             return None
         further = {"validation": values_by_metric(pl_module.validation_scores)}
         further["test"] = values_by_metric(pl_module.test_scores)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            add_to_curves(self.folder(trainer), trainer.current_epoch + 1, further)
         validation, test = further["validation"].pop("accuracy"), further["test"].pop("accuracy")
         judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
         means = mean_of(test) if test else None, mean_of(validation) if validation else None
@@ -150,6 +155,8 @@ class ResultsWriter(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From now on there may be results to write; those of a run that goes on say that it is not finished."""
         self._playing, self._finished = True, False
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            cut_curves(self.folder(trainer), loop_of(trainer).rounds)
         if loop_of(trainer).rounds:  # a kill would leave the results of before, which may say otherwise
             self.write(trainer, pl_module)
         else:

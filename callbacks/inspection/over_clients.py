@@ -11,10 +11,12 @@ import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
+from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.datamodules import partition_figure
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
 from pfl_lightning.metrics import summarize
+from pfl_lightning.runs.curves import draw_clients, read_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +78,8 @@ class ClientAccuracy(InspectionCallback):
     deviation, within [0, 1]), in addition to ``val_accuracy/mean`` and ``val_accuracy/worst_decile``, which are always
     logged. The same applies to ``test_accuracy/*``, and to ``novel_*`` if novel clients are evaluated. Every
     ``every_n_rounds`` rounds there is a histogram over the evaluated clients, ``clients/val_accuracy`` and
-    ``clients/test_accuracy``.
+    ``clients/test_accuracy``, and with a :class:`~pfl_lightning.callbacks.ResultsWriter` a picture of every client's
+    curve, ``clients/curves``.
 
     Args:
         every_n_rounds: Rounds between two histograms.
@@ -99,6 +102,11 @@ class ClientAccuracy(InspectionCallback):
         """Log the histograms."""
         for name, scores in self._groups(federation):
             self.recorder.histogram(f"clients/{name}", list(scores.values()), EDGES, round)
+        writer = next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
+        rows = [] if writer is None else read_curves(writer.folder(trainer))
+        figure = new_figure(6, 4)
+        if draw_clients(figure.subplots(), rows) or draw_clients(figure.gca(), rows, "validation"):
+            self.recorder.figure("clients/curves", figure, round)
 
     @staticmethod
     def _groups(federation: Federation) -> Iterator[tuple[str, dict[int, float]]]:

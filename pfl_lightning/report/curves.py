@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pfl_lightning.report.rows import MeasuredRow, blocks, learning_curve
+from pfl_lightning.runs.curves import draw_clients, read_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,6 +50,29 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
         if columns == 2:
             _draw_curves(panels[1], [row for row in drawn if _knows_bytes(row)], colors, by_bytes=True)
             panels[1].set(xlabel="MB up and down, all clients", ylabel=f"{names[score]}, mean, %")
+    return figure
+
+
+def draw_single_clients(rows: Sequence[MeasuredRow]) -> Figure | None:
+    """A panel for each row: the curves of all clients of its first seed; ``None`` where no run has them.
+
+    Args:
+        rows: The rows of all settings.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = [(row, read_curves(row.runs[0].path)) for row in rows if row.runs]
+    drawn = [(row, curves) for row, curves in drawn if any(part == "test" for _, _, part, _, _ in curves)]
+    if not drawn:
+        return None
+    lines = math.ceil(len(drawn) / 3)
+    figure = Figure(figsize=(4.5 * min(3, len(drawn)), 3.2 * lines), layout="constrained")
+    panels = figure.subplots(lines, min(3, len(drawn)), squeeze=False, sharey=True)
+    for panel, (row, curves) in zip(panels.flat, drawn, strict=False):
+        draw_clients(panel, curves, "test", row.runs[0].metric)
+        panel.set(title=_plain(row.name))
+    for panel in panels.flat[len(drawn) :]:
+        panel.set_axis_off()
     return figure
 
 

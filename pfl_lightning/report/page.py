@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,11 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; }
 
 
 def html_page(
-    title: str, notes: Sequence[str], tables: Sequence[TextTable], rows: Sequence[MeasuredRow], figure: Figure | None
+    title: str,
+    notes: Sequence[str],
+    tables: Sequence[TextTable],
+    rows: Sequence[MeasuredRow],
+    figures: Mapping[str, Figure],
 ) -> str:
     """The page; nothing of it is loaded from elsewhere.
 
@@ -41,7 +45,7 @@ def html_page(
         notes: Texts below the tables.
         tables: All tables.
         rows: The rows, for the settings of their runs.
-        figure: The curves.
+        figures: Pictures, by their headings.
     """
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -50,14 +54,14 @@ def html_page(
         *map(html_table, tables),
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
     ]
-    if figure is not None:
+    for heading, figure in figures.items():
         import matplotlib
 
         file = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "pfl_lightning"}):  # the same page of the same results
             figure.savefig(file, format="svg", metadata={"Date": None})
         picture = base64.b64encode(file.getvalue()).decode()
-        parts.append(f'<h2>Curves</h2>\n<img alt="Learning curves" src="data:image/svg+xml;base64,{picture}">')
+        parts.append(f'<h2>{heading}</h2>\n<img alt="{heading}" src="data:image/svg+xml;base64,{picture}">')
     parts += ["<h2>Settings</h2>", *(_runs(row) for row in rows if row.runs), "</body>\n</html>\n"]
     return "\n".join(parts)
 

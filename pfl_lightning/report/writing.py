@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from pfl_lightning.report.curves import draw_curves
+from pfl_lightning.report.curves import draw_curves, draw_single_clients
 from pfl_lightning.report.formats import latex_table, markdown_table, rows_csv, runs_csv, terminal_table
 from pfl_lightning.report.grouping import apart_by_data
 from pfl_lightning.report.notes import caption, data_note, notes, search_note, without_note
@@ -187,7 +187,9 @@ class Report:
 
     def html(self) -> str:
         """The page."""
-        return html_page(self.settings.title, self.notes(), self.tables(), self.rows, self.figure)
+        figures = {"Curves": self.figure, "Curves of single clients (first seed)": draw_single_clients(self.rows)}
+        drawn = {heading: figure for heading, figure in figures.items() if figure is not None}
+        return html_page(self.settings.title, self.notes(), self.tables(), self.rows, drawn)
 
 
 def _with_title(title: str, tables: Sequence[TextTable]) -> str:

@@ -23,6 +23,9 @@ CHANGES = "changes.json"
 RESULTS, CLIENTS = "results.json", "clients.csv"
 """The results of a training, and a row for each client."""
 
+CURVES = "client_curves.csv"
+"""Every client's accuracy and further metrics in every evaluation of a training."""
+
 PERSONALIZED = "personalized.json"
 """The results of a personalization."""
 
