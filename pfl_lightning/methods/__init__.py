@@ -18,6 +18,7 @@ from pfl_lightning.methods.fedbabu import FedBABU
 from pfl_lightning.methods.fedbn import FedBN
 from pfl_lightning.methods.fedclassavg import FedClassAvg
 from pfl_lightning.methods.fedcm import FedCM
+from pfl_lightning.methods.fedcp import FedCP
 from pfl_lightning.methods.feddbe import FedDBE
 from pfl_lightning.methods.feddyn import FedDyn
 from pfl_lightning.methods.fedem import FedEM
@@ -90,6 +91,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     KNNPer,
     FedRoD,
     GPFL,
+    FedCP,
     HypCluster,
     CFL,
     FedEM,
@@ -145,6 +147,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedCM",
+    "FedCP",
     "FedClassAvg",
     "FedDBE",
     "FedDyn",

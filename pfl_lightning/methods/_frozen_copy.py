@@ -29,7 +29,8 @@ class FrozenCopy(nn.Module):
             if isinstance(layer, nn.RNNBase):
                 raise ConfigurationError(
                     f"the encoder has the recurrent layer {type(layer).__name__}, of which no frozen copy can be made "
-                    "(MOON, FedNTD); use an encoder without recurrent layers, or FedProx, which holds weights together"
+                    "(MOON, FedNTD, FedCP); use an encoder without recurrent layers, or FedProx, which holds weights "
+                    "together"
                 )
         copies = (parameters_to_buffers(copy_module(network), persistent=persistent) for network in networks)
         self.networks = nn.ModuleList(copies)

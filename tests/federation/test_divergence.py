@@ -149,7 +149,7 @@ def test_what_the_engine_does_is_not_advised():
 def test_batch_sizes_of_papers():
     known = {method.__name__: method.paper_batch_size for method in METHODS if method.paper_batch_size is not None}
     of_the_first = {"FedPAC": 50, "DualFed": 256, "FedClassAvg": 64, "Calibre": 128, "PFLSSL": 128}
-    assert known == of_the_first | {"FedETF": 128, "PFedHN": 64, "GPFL": 10}
+    assert known == of_the_first | {"FedETF": 128, "PFedHN": 64, "GPFL": 10, "FedCP": 10}
 
 
 def test_a_users_module_at_the_level_of_guessing_goes_on():
