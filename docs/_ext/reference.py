@@ -25,6 +25,7 @@ MODULES = {
     "pfl_lightning.client": "Client",
     "pfl_lightning.client.declarations": "Shared parts and loss terms",
     "pfl_lightning.federation.own_models": "Federation: clients' own models",
+    "pfl_lightning.federation.predictions": "Federation: predictions",
     "pfl_lightning.federation.saved_state": "Federation: checkpoints",
     "pfl_lightning.server": "Server",
     "pfl_lightning.messages": "Messages",

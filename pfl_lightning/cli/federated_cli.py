@@ -41,6 +41,9 @@ from pfl_lightning.runs.folder import RunFolder, chosen_checkpoint, run_folder, 
 from pfl_lightning.state.best_round import BestRound
 from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
+_OUTPUT = {"export": "clients", "predict": "predictions"}
+"""Folders in a run's."""
+
 DESCRIPTION = """Personalized federated learning on PyTorch Lightning.
 Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods,
 `pfl compare RUN...` compares finished runs, `pfl tensorboard RUN` shows one."""
@@ -78,7 +81,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Trainer methods that are subcommands, with the arguments that the CLI itself provides."""
         names = {name: skip for name, skip in LightningCLI.subcommands().items() if name != "predict"}
-        added = ("partition", "personalize", "export")
+        added = ("partition", "personalize", "export", "predict")
         return {**names, **{name: {"model", "datamodule"} for name in added}}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -156,8 +159,8 @@ class FederatedCLI(LightningCLI):
             config.weights_only = True
         if self.subcommand in ("test", "validate"):
             config.verbose = False  # Lightning's table has the names of logged values; the CLI has its own
-        if self.subcommand == "export":
-            config.output = config.output or str(self.run_folder / "clients")
+        if self.subcommand in ("export", "predict"):
+            config.output = config.output or str(self.run_folder / _OUTPUT[self.subcommand])
 
     def _check_trains(self, config: Any) -> None:
         """Refuse results of models that were never trained, unless they are asked for.
@@ -216,7 +219,7 @@ class FederatedCLI(LightningCLI):
         kwargs["default_root_dir"] = (
             root if "://" in root else str(folder if self.subcommand == "fit" else folder.parent)
         )
-        if self.subcommand == "export":
+        if self.subcommand in ("export", "predict"):
             kwargs["logger"] = False
         elif config.logger is None and self.subcommand != "partition":
             kwargs["logger"] = TensorBoardLogger(folder.parent.parent, name=folder.parent.name, version=folder.name)

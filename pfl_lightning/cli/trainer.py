@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import lightning as L
+import numpy as np
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
@@ -16,9 +21,10 @@ from rich.console import Console
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
+from pfl_lightning.datamodules.datasets.images import decode_images, images_in
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.exported import export_clients
+from pfl_lightning.federation.exported import export_clients, exported_clients
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, listed_some, record_changes
@@ -29,7 +35,7 @@ from pfl_lightning.state.files import replace_file
 
 
 class FederatedTrainer(L.Trainer):
-    """Lightning's Trainer with the subcommands ``partition``, ``export`` and ``personalize``."""
+    """Lightning's Trainer with the subcommands ``partition``, ``export``, ``predict`` and ``personalize``."""
 
     def save_checkpoint(self, filepath: str | Path, *args: Any, **options: Any) -> None:
         """Save a checkpoint, but none for SLURM: a job that is started again goes on from ``last.ckpt``."""
@@ -84,13 +90,60 @@ class FederatedTrainer(L.Trainer):
         chosen = None if clients is None else list(dict.fromkeys(clients))
         if chosen == []:
             raise UsageError(f"--clients: no client is named; clients are 0 to {datamodule.num_clients - 1}")
+        with self._own_models(model, datamodule, ckpt_path, weights_only) as how:
+            written = export_clients(model, output, chosen, format)
+        print(f"Saved {len(written)} models in {output}{how}")
+
+    @contextmanager
+    def _own_models(self, model: Federation, data: Any, ckpt_path: Any, weights_only: Any) -> Iterator[str]:
+        """Clients' models after a checkpoint, personalized where that is asked for, of which is told."""
         self.limit_val_batches = 0  # the checkpoint is loaded, and nothing is evaluated
-        self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
+        self.validate(model, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
         settings = self.personalization
         with nullcontext() if settings is None else model.personalized(settings):
-            written = export_clients(model, output, chosen, format)
-        how = "" if settings is None else f", personalized ({settings.train})"
-        print(f"Saved {len(written)} models in {output}{how}")
+            yield "" if settings is None else f", personalized ({settings.train})"
+
+    def predict(  # type: ignore[override]
+        self,
+        model: Federation,
+        datamodule: FederatedDataModule,
+        client: str | int,
+        inputs: str | None = None,
+        output: str | None = None,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Write the predictions of a client's own model as a table, with class names and probabilities.
+
+        With a personalization (--personalize, or one in the config) it is the personalized model.
+
+        Args:
+            model: The federation.
+            datamodule: The data.
+            client: Number or name of the client.
+            inputs: A file with a batch (N, ...) of what the data set holds, ``.npy`` or ``.pt``, or a folder of
+                images; by default the client's test part.
+            output: Folder for ``client_<number>.csv``; by default ``predictions`` in the run's folder.
+            ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
+            weights_only: Whether nothing but tensors and plain values is loaded.
+        """
+        assert output is not None
+        with self._own_models(model, datamodule, ckpt_path, weights_only) as how:
+            [(number, name)] = exported_clients(model, [client])
+            if number in model.never_trained:
+                warnings.warn(
+                    f"client {client} has trained in no round of this checkpoint: what {model.method_name} keeps on "
+                    "clients has its first values there",
+                    stacklevel=2,
+                )
+            given, samples = (None, None) if inputs is None else read_inputs(Path(inputs), datamodule)
+            found = model.predict(number, given)
+        path = Path(output) / (f"{name}.csv" if inputs is None else f"{name}_{Path(inputs).stem}.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as temporary:
+            temporary.write_text(found.table(samples), newline="")
+        accuracy = "" if found.accuracy is None else f", accuracy {100 * found.accuracy:.2f} %"
+        print(f"Saved {len(found.classes)} predictions of client {client} in {path}{accuracy}{how}")
 
     personalization: Personalization | None = None
     """What clients adapt before they are exported or evaluated."""
@@ -112,6 +165,28 @@ class FederatedTrainer(L.Trainer):
         """
         with model.personalized(self.personalization or Personalization()):
             self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
+
+
+def read_inputs(path: Path, datamodule: FederatedDataModule) -> tuple[Any, list[str] | None]:
+    """Inputs in a file or a folder of images, and the names of the images.
+
+    Raises:
+        UsageError: There is no such file, or it holds something else.
+    """
+    try:
+        if path.is_dir():
+            files = images_in(path)
+            if not files:
+                raise ValueError("the folder has no images")
+            channels: Any = datamodule.input_shape[0]
+            found = decode_images(files, getattr(datamodule, "image_size", None), 1 if channels == 1 else 3)
+            return found, [Path(file.path).name for file in files]
+        if path.suffix not in (".npy", ".pt"):
+            raise ValueError("expected .npy, .pt or a folder of images")
+        found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else torch.load(path, weights_only=True)
+        return torch.as_tensor(found), None
+    except (OSError, ValueError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:
+        raise UsageError(f"--inputs {path}: {error}") from error
 
 
 class SaveConfig(SaveConfigCallback):

@@ -289,6 +289,11 @@ class FederatedClient(ModelAccess):
         plain = type(self).training_step is FederatedClient.training_step and self.active_network() is None
         return plain and not self.phase.batch_statistics
 
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Class scores (N, C) of a batch: of its inputs, where it has labels beside them."""
+        scores: Tensor = self(batch if isinstance(batch, Tensor) else batch[0])
+        return scores
+
     def configure_optimizers(self) -> Any:
         """SGD over the parameters that train in the current phase, at the phase's rate; or a user's module's own."""
         if self.user_module is not None:

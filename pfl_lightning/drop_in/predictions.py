@@ -14,7 +14,7 @@ from pfl_lightning.datamodules.adapters.stages import brings, gives
 from pfl_lightning.drop_in.outer.traveling import outline
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
-from pfl_lightning.lightning_private import silent_trainer
+from pfl_lightning.federation.predictions import trainer_predict
 from pfl_lightning.state.checkpoints import FEDERATION, read_checkpoint
 from pfl_lightning.state.equality import same
 
@@ -56,10 +56,6 @@ def predict_clients(
     found = {}
     for client in clients:
         model = federation.client_model(client)
-        if trainer is None:
-            device = federation.trainer.strategy.root_device
-            devices = 1 if device.index is None or device.type == "cpu" else [device.index]
-            trainer = silent_trainer(accelerator=device.type, devices=devices, precision=federation.trainer.precision)
         if own and client not in dataloaders:
             raise ConfigurationError(f"dataloaders has no entry for client {client}; it has {list(dataloaders)}")
         given: dict[str, Any] = {"dataloaders": dataloaders[client] if own else dataloaders}
@@ -72,8 +68,7 @@ def predict_clients(
                     "give predict_clients(federation, dataloaders)"
                 )
             given = {"datamodule": datamodule} if is_given else {}
-        found[client] = list(trainer.predict(model, **given) or [])
-        model.trainer = None
+        found[client] = trainer_predict(model, federation, trainer, **given)
     return found
 
 

@@ -11,6 +11,7 @@
 ``evaluation``        an evaluation under way, and its summary
 ``own_models``        every client's own model
 ``exported``          the same as files, and built from these
+``predictions``       of a client's own model
 ``personalization``   the second stage, in which clients adapt what they are evaluated with
 ``saved_state``       checkpoints
 ====================  ==================================================================================================

@@ -19,7 +19,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
-from pfl_lightning.federation import own_models, saved_state, set_up
+from pfl_lightning.federation import own_models, predictions, saved_state, set_up
 from pfl_lightning.federation.evaluation import Evaluation, Scores, summarize_scores
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_options
@@ -358,6 +358,7 @@ class Federation(L.LightningModule):
     evaluation_task = own_models.evaluation_task
     client_model = own_models.client_model
     client_models = own_models.client_models
+    predict = predictions.predict
 
     # ------------------------------------------------------------------ checkpoints
 
