@@ -196,7 +196,7 @@ def running(folder, hook="setup"):
     return {"trainer.callbacks": [{"class_path": "LambdaCallback", "init_args": {hook: called}}]}
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "partition", "personalize", "export"])
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "partition", "personalize", "export", "predict"])
 def test_a_command_of_an_installed_function_is_not_run_by_any_command(folder, command, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main([command, "--config", digits_config(folder, running(folder))])

@@ -178,7 +178,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         ("none.npy", "--inputs .*No such file"),
         ("some.csv", "expected .npy, .pt or a folder of images"),
         (".", "the folder has no images"),
-        ("wide.npy", r"expected torch.float32 of shape \(N, 1, 8, 8\).* got .*\(5, 1, 9, 9\)"),
+        ("wide.npy", r"expected torch.uint8 of shape \(N, 1, 8, 8\).* got .*\(5, 1, 9, 9\)"),
     ):
         with pytest.raises(UsageError, match=said):
             main([*words, "--inputs", str(tmp_path / name)])
