@@ -1,4 +1,4 @@
-"""The command line: ``pfl fit | validate | test | personalize | export | predict | partition | methods | compare | ...``."""
+"""The command line: ``pfl fit | validate | test | personalize | export | predict | partition | methods | ...``."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def _about_data(data: FederatedData, client: int, has_shape: bool, has_head: boo
     mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
     names, shape = getattr(data, "client_names", None), data.input_shape if has_shape else None
     return {
-        "name": None if names is None else names[client],
+        "name": names[client] if names else None,
         "input_shape": None if shape is None else list(shape),
         "image_size": list(shape[1:]) if shape is not None and len(shape) == 3 else None,
         "mean": None if mean is None else list(mean),

@@ -75,7 +75,7 @@ def test_a_fresh_process_gives_the_same_scores(tmp_path, method, encoder):
 
 def test_what_the_description_says(tmp_path):
     data = Digits(IID(3), batch_size=200)
-    data.client_names = ("north", "east", "west")
+    data.partition.client_names = ("north", "east", "west")
     federation = Federation(partial(FedAvg, epochs=1), partial(MLP, hidden=(7,)))
     quiet_trainer(1, FederatedLoop()).fit(federation, datamodule=data)
     [path] = export_clients(federation, tmp_path, ["west"])

@@ -52,7 +52,7 @@ def test_given_inputs_are_normalized_as_the_clients_own():
     data = Digits(IID(3), batch_size=200)
     federation = Federation(FedAvg, "mlp")
     quiet_trainer(1, FederatedLoop()).fit(federation, datamodule=data)
-    data.client_names = ("north", "east", "west")
+    data.partition.client_names = ("north", "east", "west")
     test = data.client_data(1).test
     own = federation.predict("east")
     for inputs in (test.raw_inputs, test.raw_inputs.numpy()):
