@@ -39,6 +39,7 @@ from pfl_lightning.runs.results import (
     csv_text,
     mean_of,
     values_by_metric,
+    with_names,
 )
 from pfl_lightning.state.files import replace_file
 
@@ -276,7 +277,7 @@ class ResultsWriter(L.Callback):
             samples = [len(getattr(federation.data.client_data(client), part)) for part in parts]
             accuracy = [values.get(client, "") for values in scores]
             rows.append([client, *samples, trained[client], *accuracy])
-        return csv_text(rows)
+        return csv_text(with_names(rows, federation.data))
 
     # ------------------------------------------------------------------ checkpoints
 

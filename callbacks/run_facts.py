@@ -18,7 +18,7 @@ import torch
 
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.runs.results import FORMAT, as_text, csv_text, summary_of, values_by_metric
+from pfl_lightning.runs.results import FORMAT, as_text, csv_text, summary_of, values_by_metric, with_names
 
 Part = Literal["test", "validation"]
 """Which of a client's parts were evaluated."""
@@ -184,7 +184,7 @@ def _rows(federation: Federation, part: Part) -> str:
         figures = (score.num_samples, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics))
         own = (score.logged.get(name, "") for name in logged)
         rows.append([client, int(client in novel), samples, rounds, *figures, *own])
-    return csv_text(rows)
+    return csv_text(with_names(rows, federation.data))
 
 
 def method_arguments(federation: Federation) -> dict[str, Any]:

@@ -205,9 +205,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._loaded.samples.class_names
 
     @property
-    def client_names(self) -> tuple[str, ...]:
-        """A name for each client; empty where they have numbers alone."""
-        return self.partition.client_names
+    def client_names(self) -> tuple[str, ...] | None:
+        """A name for each client; None where they have numbers alone."""
+        return self.partition.client_names or None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -78,6 +79,11 @@ class ClientError(FederationError):
         self.client = client
         self.round = round
         self.reason = reason
+
+    def told(self, names: Sequence[str] | None) -> str:
+        """The message, with the client's name where clients have names."""
+        named = f" ({names[self.client]})" if names else ""
+        return f"client {self.client}{named}, round {self.round + 1}: {self.reason}"
 
     def __reduce__(self) -> tuple[type[ClientError], tuple[int, int, str]]:
         """Support pickling between processes (the default would call ``__init__`` with the message alone)."""

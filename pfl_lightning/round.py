@@ -147,7 +147,7 @@ class Round:
                 error = self._refusal(result, refused)
         self.results.append(replace(result, update=None, personal={}, error=error, resume_state=None))
         if error is not None:
-            warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
+            warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=2)
             return self.results[-1]
         assert result.update is not None
         norms, enough = self.guard.norms(result.update, sent)
@@ -186,12 +186,16 @@ class Round:
                 error = self._refusal(result, refused)
                 self.guard.remove(norms)
                 self.results[place] = replace(self.results[place], error=error)
-                warnings.warn(f"left out of the aggregation: {error}", stacklevel=2)
+                warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=2)
                 continue
             if result.personal:
                 self.clients.personal.set(result.client, result.personal)
             if self.clients.resume_states is not None and result.resume_state is not None:
                 self.clients.resume_states.set(result.client, result.resume_state)
+
+    def _told(self, error: Exception) -> str:
+        """An error with the name of its client, where the data have names."""
+        return error.told(getattr(self.data, "client_names", None)) if isinstance(error, ClientError) else str(error)
 
     def _refusal(self, result: FitResult, error: Exception) -> FederationError:
         """Why a client is left out of the aggregation."""

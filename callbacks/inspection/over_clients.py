@@ -47,7 +47,7 @@ class PartitionPicture(InspectionCallback):
         if trainer.current_epoch > 0:
             return
         data: Any = federation.data
-        groups: list[str] | None = data.client_groups
+        groups: list[str] | None = data.client_groups or [*(getattr(data, "client_names", None) or ())] or None
         if data.novel:
             novel = set(data.novel)
             known = groups or [""] * data.num_clients

@@ -103,6 +103,7 @@ def partition_table(
     max_classes: int = 16,
     groups: Sequence[str] | None = None,
     unlabeled: Ints | None = None,
+    names: Sequence[str] = (),
 ) -> Table:
     """Table for the terminal, with one row per client and one column per class.
 
@@ -113,6 +114,7 @@ def partition_table(
         max_classes: With more classes, one column lists each client's most frequent ones instead.
         groups: A label of each client, such as its domain, for an additional column; None for no such column.
         unlabeled: Number of unlabeled samples of each client, shape (m,), for an additional column; None for none.
+        names: A name for each client, for an additional column.
 
     Returns:
         The table, to be printed by rich.
@@ -139,7 +141,7 @@ def partition_table(
     title = f"{num_clients} clients, {num_classes} classes, {int(counts.sum())} training samples"
     title += "" if unlabeled is None else f", {int(unlabeled.sum())} unlabeled"
     table = Table(title=title, box=SIMPLE_HEAD)
-    leading = ["client", *(["group"] if groups else []), "samples"]
+    leading = ["client", *(["name"] if names else []), *(["group"] if groups else []), "samples"]
     leading += [*([] if unlabeled is None else ["unlabeled"]), *([] if wide else ["classes"])]
     for name in leading:
         table.add_column(name, justify="right", no_wrap=True)
@@ -150,7 +152,10 @@ def partition_table(
         cells = [str(int(value)) if value else "[dim]·[/dim]" for value in row]
         rest = cells if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
         without = [] if unlabeled is None else [str(int(unlabeled[client]))]
-        table.add_row(str(client), *([escape(groups[client])] if groups else []), str(int(row.sum())), *without, *rest)
+        named = [escape(names[client])] if names else []
+        table.add_row(
+            str(client), *named, *([escape(groups[client])] if groups else []), str(int(row.sum())), *without, *rest
+        )
     if num_clients > max_clients:
         table.add_row(f"+{num_clients - max_clients}")
     return table

@@ -22,7 +22,7 @@ from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.metrics import ClientSummary, EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
-from pfl_lightning.runs.results import as_text, csv_text
+from pfl_lightning.runs.results import as_text, csv_text, with_names
 from pfl_lightning.state.files import replace_file
 
 
@@ -175,7 +175,10 @@ def write_personalization(
         samples = len(federation.data.client_data(client).train)
         known = (client, int(client in novel), int(adapted), samples, trained[client], score.num_samples)
         rows.append((*known, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics)))
-    for file, written in ((PERSONALIZED, text), (EVALUATIONS[PERSONALIZED], csv_text(rows))):
+    for file, written in (
+        (PERSONALIZED, text),
+        (EVALUATIONS[PERSONALIZED], csv_text(with_names(rows, federation.data))),
+    ):
         with replace_file(folder / file) as temporary:
             temporary.write_text(written, newline="")
     return kept

@@ -55,10 +55,12 @@ class FederatedTrainer(L.Trainer):
         folder = Path(output or self.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         counts = datamodule.class_counts()
-        groups = datamodule.client_groups
+        groups, names = datamodule.client_groups, [*(datamodule.client_names or ())]
         unlabeled = datamodule.unlabeled_sizes
-        Console().print(partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled))
-        plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups)
+        Console().print(
+            partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled, names=names)
+        )
+        plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups or names or None)
         datamodule.save_partition(str(folder / PARTITION))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
 

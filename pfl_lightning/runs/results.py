@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -278,11 +278,29 @@ def as_text(content: Mapping[str, Any]) -> str:
 
 
 def csv_text(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> str:
-    """Rows as a file's text; NaN is an empty field."""
+    """Rows as a file's text; NaN is an empty field, and text that a spreadsheet would execute begins with a quote."""
+
+    def cell(value: Any) -> Any:
+        if value != value:
+            return ""
+        return f"'{value}" if isinstance(value, str) and len(value) > 1 and value[0] in "=+-@\t\r" else value
+
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator=end)
-    writer.writerows(["" if value != value else value for value in row] for row in rows)
+    writer.writerows([cell(value) for value in row] for row in rows)
     return file.getvalue()
+
+
+def with_names(rows: Sequence[Sequence[Any]], data: Any) -> list[list[Any]]:
+    """Rows of clients with a column ``name`` after ``client``, where the data have names.
+
+    Args:
+        rows: A header, then a row for each client, each beginning with its number.
+        data: The data module.
+    """
+    names = getattr(data, "client_names", None)
+    head, *rest = [list(row) for row in rows]
+    return [head, *rest] if not names else [[head[0], "name", *head[1:]], *([k, names[k], *own] for k, *own in rest)]
 
 
 def mean_of(values: Mapping[int, float]) -> float:

@@ -86,7 +86,7 @@ def test_datasets_with_clients():
     assert sum(len(data.client_data(k).train) + len(data.client_data(k).test) for k in (0, 1)) == 36
     drawn = FromDatasets(train=train, test=test, clients=[0, 1] * 20)
     drawn.setup()
-    assert (drawn.client_names, drawn.num_clients) == ((), 2)
+    assert (drawn.client_names, drawn.num_clients) == (None, 2)
     given = FromDatasets(train=train, test=test, clients=[0, 1] * 20, test_clients=[1] * 6 + [0] * 6)
     given.setup()
     assert given.client_data(1).test.indices.tolist() == [*range(6)]
