@@ -25,6 +25,7 @@ Example:
     (torch.Size([16, 1, 8, 8]), torch.Size([16]))
 """
 
+from pfl_lightning.datamodules.adapters.leaf import FromLEAF
 from pfl_lightning.datamodules.adapters.loaders import FromLoaders
 from pfl_lightning.datamodules.adapters.silos import FromSilos
 from pfl_lightning.datamodules.adapters.user_data import FromDatasets, FromLightning
@@ -48,7 +49,7 @@ from pfl_lightning.datamodules.partition.plot import partition_figure, partition
 from pfl_lightning.datamodules.partition.rules import IID, ClassesPerClient, DominantClasses, dominant_groups
 from pfl_lightning.datamodules.partition.transform import ConceptShift, FeatureShift, PartitionTransform, Quantity
 
-__all__ = ["FederatedDataModule", "FromDatasets", "FromLightning", "FromLoaders", "FromSilos", "FromTable"]
+__all__ = ["FederatedDataModule", "FromDatasets", "FromLEAF", "FromLightning", "FromLoaders", "FromSilos", "FromTable"]
 __all__ += ["CIFAR10", "CIFAR100", "EMNIST", "STL10", "Digits", "FashionMNIST"]
 __all__ += ["DOMAINNET_10", "DomainFolders", "ImageFolder"]
 __all__ += ["BatchLoader", "BatchTransform", "ClientData", "ClientSplit", "ClientView", "Samples", "class_counts"]
