@@ -287,10 +287,10 @@ def _write_graph(
         with torch.no_grad():
             expected = model(inputs)
             example = torch.cat([inputs, inputs])  # of one sample alone the number would be taken for fixed
-            sizes = ({0: torch.export.Dim.AUTO},)
-            program = torch.export.export(model, (example,), dynamic_shapes=sizes)
             run: Any
             if onnx is None:
+                sizes = ({0: torch.export.Dim.AUTO},)
+                program = torch.export.export(model, (example,), dynamic_shapes=sizes)
                 held_in = io.BytesIO()  # torch warns of a path that does not end as its own
                 torch.export.save(program, held_in)
                 path.write_bytes(held_in.getvalue())
