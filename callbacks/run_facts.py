@@ -18,6 +18,7 @@ import torch
 
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.names import parameters_of
 from pfl_lightning.runs.results import FORMAT, as_text, csv_text, summary_of, values_by_metric, with_names
 
 Part = Literal["test", "validation"]
@@ -210,19 +211,8 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
 
 def constructor_parameters(made: type) -> dict[str, Any]:
     """Parameters of a class and, where it passes options on, of its bases, with their defaults."""
-    found: dict[str, Any] = {}
-    for base in made.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        own = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        for parameter in own:
-            named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            if named and parameter.name not in NOT_ARGUMENTS:
-                default = None if parameter.default is parameter.empty else parameter.default
-                found.setdefault(parameter.name, default)
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
-            break
-    return found
+    found = ((name, p.default) for name, (p, _) in parameters_of(made).items() if name not in NOT_ARGUMENTS)
+    return {name: None if default is inspect.Parameter.empty else default for name, default in found}
 
 
 def as_json(value: Any, depth: int = DEPTH) -> Any:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 from zlib import crc32
 
 import torch
@@ -25,6 +25,7 @@ from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
 from pfl_lightning.datamodules.counting import Ints, sizes_of
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
+from pfl_lightning.names import described, did_you_mean, parameters_of, show_parameters
 
 RECENT = 1000
 """Clients whose views are kept; they take about 3 KB each."""
@@ -104,6 +105,13 @@ class FederatedDataModule(LightningDataModule, ABC):
     read_once: ClassVar[tuple[str, ...]] = ()
     """Attributes that nobody needs once the data are loaded: other processes do not get them."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Show all arguments in the signature."""
+        super().__init_subclass__(**options)
+        show_parameters(cls)
+
+    __repr__ = __str__ = described
+
     def __init__(
         self,
         partition: Partitioner,
@@ -121,7 +129,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         public: int | float | str | None = None,
         novel_clients: int | float = 0,
         seed: int = 0,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            near = did_you_mean(name, parameters_of(type(self)))
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}{near or ', see help()'}")
         super().__init__()
         if not isinstance(partition, Partitioner):
             raise TypeError(f"partition must be a rule, such as IID(num_clients=10), got {partition!r}")

@@ -15,6 +15,8 @@ from typing import Any
 from pfl_lightning.errors import ConfigurationError
 
 PACKAGE = __name__.partition(".")[0]
+LONGEST = 120
+"""Characters of a value in a ``repr``."""
 
 
 def method_named(given: str) -> Any:
@@ -138,3 +140,40 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """
     near = nearest(word, names)
     return f"; did you mean {near!r}?" if near else ""
+
+
+def parameters_of(made: type) -> dict[str, tuple[inspect.Parameter, type]]:
+    """Parameters of a class by name, those that it passes on by ``**options`` included.
+
+    Args:
+        made: The class.
+
+    Returns:
+        Each with the first class that names it, in the order of the signatures, a class before its bases.
+    """
+    found: dict[str, tuple[inspect.Parameter, type]] = {}
+    for base in made.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())
+        named = [one for one in own[1:] if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        further = bool(found)  # what a class passes on is given by name
+        for one in named:
+            found.setdefault(one.name, (one.replace(kind=one.KEYWORD_ONLY) if further else one, base))
+        if not any(one.kind is one.VAR_KEYWORD for one in own):
+            break
+    return found
+
+
+def show_parameters(made: type) -> None:
+    """Let ``help`` and editors show all :func:`parameters_of` a class."""
+    shown = [parameter for parameter, _ in parameters_of(made).values()]
+    made.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+
+
+def described(one: Any) -> str:
+    """A ``repr``: the class, and its parameters where the attribute of this name has another value than the default."""
+    own = ((name, p.default, vars(one)[name]) for name, (p, _) in parameters_of(type(one)).items() if name in vars(one))
+    texts = [f"{name}={value!r}" for name, default, value in own if repr(value) != repr(default)]
+    short = (text if len(text) <= LONGEST else f"{text[:LONGEST]}..." for text in texts)
+    return f"{type(one).__name__}({', '.join(short)})"

@@ -15,6 +15,8 @@ from torch import nn
 
 if TYPE_CHECKING:
     from typing import Unpack as Unpack
+
+    from pfl_lightning.datamodules.augmentation.ops import Augmentation
 else:
 
     class Unpack:
@@ -34,6 +36,30 @@ BatchNorm = Literal["shared", "own_statistics", "own"]
 
 Schedule = Literal["rounds", "continue", "restart"]
 """What a schedule of the learning rate counts before a local fit: all rounds, the client's own, or nothing."""
+
+
+class DataOptions(TypedDict, total=False):
+    """Keyword arguments of :class:`~pfl_lightning.datamodules.FederatedDataModule`, where they are described."""
+
+    eval_batch_size: int
+    validation_share: float
+    test_share: float
+    test_samples_per_client: int | None
+    augment: bool | list[Augmentation]
+    normalize: bool
+    mean: list[float] | None
+    std: list[float] | None
+    drop_last: bool
+    public: int | float | str | None
+    novel_clients: int | float
+    seed: int
+
+
+class ImageOptions(DataOptions, total=False):
+    """Keyword arguments of :class:`~pfl_lightning.datamodules.ImageFolder` beside its folder."""
+
+    image_size: int | None
+    cache_dir: str | None
 
 
 class SGDOptions(TypedDict, total=False):

@@ -14,7 +14,7 @@ import pytest
 PROJECT = """
 import pfl_lightning
 from pfl_lightning import Federation, FederatedLoop, ResultsWriter
-from pfl_lightning.datamodules import Digits, DirichletOverClients
+from pfl_lightning.datamodules import CIFAR10, Digits, DirichletOverClients, DomainFolders
 from pfl_lightning.methods import Calibre, DualFed, FedAvg, FedBABU, FedClassAvg, FedPAC
 from torch import nn
 
@@ -51,6 +51,12 @@ ResultsWriter(dirpath=1)  # wrong
 pfl_lightning.callbacks.FederatedLoop(cohort="abc")  # wrong
 Digits(DirichletOverClients(10, alpha=0.3), batch_size=32)
 Digits(DirichletOverClients(10, alpha=0.3), batch_size="32")  # wrong
+Digits(DirichletOverClients(10, alpha=0.3), batchsize=32)  # wrong
+CIFAR10(DirichletOverClients(10, alpha=0.3), root="data", validation_share=0.2)
+CIFAR10(DirichletOverClients(10, alpha=0.3), validation_part=0.2)  # wrong
+CIFAR10(DirichletOverClients(10, alpha=0.3), validation_share="some")  # wrong
+DomainFolders(DirichletOverClients(10, alpha=0.3), root="data", image_size=64, augment=True)
+DomainFolders(DirichletOverClients(10, alpha=0.3), root="data", image_size="64")  # wrong
 pfl_lightning.datamodules.DirichletOverClients("ten")  # wrong
 reveal_type(loop())
 """

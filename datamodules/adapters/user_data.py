@@ -25,6 +25,7 @@ from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.given import AsGiven, clients_of
 from pfl_lightning.older_package import as_lightning
+from pfl_lightning.options import DataOptions, Unpack
 
 INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
 """Keys of the input in items that are dictionaries."""
@@ -91,7 +92,7 @@ class FromDatasets(FederatedDataModule):
         keys: tuple[str, str] | None = None,
         clients: Sequence[int | str] | None = None,
         test_clients: Sequence[int | str] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DataOptions],
     ) -> None:
         if (partition is None) == (clients is None):
             raise ValueError("FromDatasets needs either partition, such as IID(num_clients=10), or clients")
@@ -172,7 +173,7 @@ class FromLightning(FederatedDataModule):
         *,
         datamodule: LightningDataModule,
         class_names: Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         self.datamodule = as_lightning(datamodule)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.datasets import images
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.options import DataOptions, ImageOptions, Unpack
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class ImageFolder(FederatedDataModule):
         root: str,
         image_size: int | None = None,
         cache_dir: str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         if image_size is not None:
@@ -158,7 +158,7 @@ class DomainFolders(ImageFolder):
         root: str,
         domains: list[str] | None = None,
         classes: list[str] | str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ImageOptions],
     ) -> None:
         super().__init__(partition, batch_size, root=root, **kwargs)
         classes = list(DOMAINNET_10) if classes == "domainnet10" else classes

@@ -18,6 +18,7 @@ from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.options import DataOptions, Unpack
 
 
 class Digits(FederatedDataModule):
@@ -60,7 +61,9 @@ class Torchvision(FederatedDataModule):
     published: ClassVar[str]
     """Name of torchvision's class."""
 
-    def __init__(self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Any) -> None:
+    def __init__(
+        self, partition: Partitioner, batch_size: int = 50, *, root: str = "data", **kwargs: Unpack[DataOptions]
+    ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         self.root = root
 
@@ -170,7 +173,7 @@ class EMNIST(Torchvision):
         batch_size: int = 50,
         *,
         split: Literal["letters", "byclass"] = "letters",
-        **kwargs: Any,
+        **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         if split not in ("letters", "byclass"):
@@ -229,7 +232,7 @@ class STL10(FederatedDataModule):
         root: str = "data",
         unlabeled: int | float | None = None,
         image_size: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
         if unlabeled is not None:

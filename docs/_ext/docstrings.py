@@ -19,7 +19,14 @@ from sphinx.environment import BuildEnvironment
 
 __all__ = ["setup"]
 
-LOOKED_IN = ("torch", "torch.nn", "matplotlib.figure", "pfl_lightning.datamodules.counting", "pfl_lightning.client")
+LOOKED_IN = (
+    "torch",
+    "torch.nn",
+    "matplotlib.figure",
+    "pfl_lightning.datamodules.counting",
+    "pfl_lightning.client",
+    "pfl_lightning.options",
+)
 """Modules of names that annotations use without a path."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast, get_args
@@ -16,6 +17,7 @@ from pfl_lightning.client.model import ModelAccess
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import Batch, Citation, FitContext, RunFacts
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.names import show_parameters
 from pfl_lightning.options import BatchNorm, Schedule
 from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.server import Aggregator, AveragingAggregator
@@ -89,6 +91,15 @@ class FederatedClient(ModelAccess):
 
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Show all options in the signature, and the paper in the docstring of the class that names it."""
+        super().__init_subclass__(**options)
+        show_parameters(cls)
+        paper: Citation | None = vars(cls).get("citation")
+        if paper is not None and cls.__doc__:
+            source = f"{paper.authors} {paper.title}. {paper.venue} {paper.year}."
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\nPaper: {source}\n"
 
     def __init__(
         self,

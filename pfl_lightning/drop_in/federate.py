@@ -15,7 +15,6 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.drop_in.client.copies import Factory
 from pfl_lightning.drop_in.client.parts import ClientParts
-from pfl_lightning.drop_in.client.user_module import hyperparameters_of
 from pfl_lightning.drop_in.fits.over_rounds import Continuity
 from pfl_lightning.drop_in.forms.checks import check_labels, check_method, check_module, split_method
 from pfl_lightning.drop_in.forms.given_data import GIVEN, data_of
@@ -24,7 +23,7 @@ from pfl_lightning.engines import Engine
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.learner import MakeOptimizer
-from pfl_lightning.names import did_you_mean, method_named
+from pfl_lightning.names import did_you_mean, method_named, parameters_of
 from pfl_lightning.older_package import as_older, is_older
 
 Method = type[FederatedClient] | partial[FederatedClient]
@@ -163,7 +162,7 @@ def check_options(method: Any, options: Iterable[str]) -> None:
     """
     client, settings = split_method(method)
     known = inspect.signature(federate).parameters.keys() - {"module", "method", "cohort", "hyperparameters"}
-    own = set(hyperparameters_of(client))
+    own = set(parameters_of(client))
     for name, names in (*((name, own) for name in settings), *((name, own | known) for name in options)):
         if name not in names:
             meant = did_you_mean(name, sorted(names)) or f", which has {', '.join(sorted(names))}"

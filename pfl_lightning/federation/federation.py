@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import lightning as L
@@ -120,6 +121,15 @@ class Federation(L.LightningModule):
         self._current_round: Round | None = None
         self._personalization: Personalization | None = None
         self._stage: PersonalizationStage | None = None
+
+    def __repr__(self) -> str:
+        """What it is made of, not the layers of every network."""
+        method: Any = self.method_factory
+        options = method.keywords if isinstance(method, partial) else {}
+        shown = [getattr(getattr(method, "func", method), "__name__", type(method).__name__)]
+        shown += [*(f"{name}={value!r}" for name, value in options.items()), type(self.engine).__name__]
+        shown += [f"seed={self.seed}", f"{self.num_clients} clients" if self.is_set_up else "not set up"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     # ------------------------------------------------------------------ set-up
 

@@ -16,6 +16,7 @@ from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import outer_trainer as outer
 from pfl_lightning.federation.divergence import MAX_GROWTH, DivergenceGuard
+from pfl_lightning.names import described
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
 from pfl_lightning.state.update_norms import UpdateGuard
@@ -66,6 +67,8 @@ class RoundLoop(L.Callback):
         self.full_participation_in_last_round, self.min_clients = full_participation_in_last_round, min_clients
         self.stop_on_divergence, self.max_update_ratio = stop_on_divergence, max_update_ratio
         self.begin()
+
+    __repr__ = described
 
     def begin(self) -> None:
         """Count from the first round."""

@@ -98,6 +98,7 @@ class FedAdam(_FedOpt):
 class FedYogi(FedAdam):
     """FedAvg with Yogi on the server (Algorithm 2); see :class:`pfl_lightning.server_optimizers.FedYogi`."""
 
+    citation = PAPER
     server_optimizer_class = server_optimizers.FedYogi
 
 

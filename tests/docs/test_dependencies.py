@@ -17,7 +17,17 @@ TOP = {"callbacks", "cli", "datamodules", "drop_in"}
 ALLOWED = {
     "functional": set(),
     "encoders": {"names", "checks", "errors"},
-    "datamodules": {"data", "seeding", "checks", "errors", "names", "older_package", "lightning_private", "state"},
+    "datamodules": {
+        "data",
+        "seeding",
+        "checks",
+        "errors",
+        "names",
+        "options",
+        "older_package",
+        "lightning_private",
+        "state",
+    },
     **{module: BASES | {"functional"} for module in BASES},
     "server": BASES | {"functional", "state", "learner"},
     "server_optimizers": {"checks"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
@@ -29,6 +28,7 @@ from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.names import parameters_of
 from pfl_lightning.older_package import as_written
 from pfl_lightning.state.clients import with_attributes
 from pfl_lightning.state.closures import bind_functions
@@ -86,7 +86,7 @@ class UserModule(ModuleSteps):
         It trains for one epoch, unless the method has a default of its own. Options for the head's rate and its layers
         are left to the module, unless one is given.
         """
-        known = hyperparameters_of(method)
+        known = {name: owner for name, (_, owner) in parameters_of(method).items()}
         own: dict[str, Any] = {"epochs": 1} if known.get("epochs") is FederatedClient else {}
         if method.feature_based:
             own |= {name: value for name, value in (("head_lr", None), ("head_relu", False)) if name in known}
@@ -331,20 +331,6 @@ class UserModule(ModuleSteps):
         self.client.logged_metrics |= fit_module(self, make_trainer, context, generator)
         self.client.to(context.data.device)
         return {}
-
-
-def hyperparameters_of(method: type) -> dict[str, type]:
-    """Names that a method's ``__init__`` takes, with those that it passes on; and the first class that names each."""
-    found: dict[str, type] = {}
-    for kind in method.__mro__:
-        if "__init__" not in vars(kind):
-            continue
-        parameters = list(inspect.signature(vars(kind)["__init__"]).parameters.values())
-        named = [p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        found = dict.fromkeys(named, kind) | found
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return found
 
 
 def _is_uninitialized(buffer: Tensor) -> bool:
