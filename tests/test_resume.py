@@ -28,6 +28,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from pfl_lightning import Federation, TrainerEngine
 from pfl_lightning.methods import (
     APFL,
+    APPLE,
     CFL,
     DCPFL,
     FD,
@@ -192,6 +193,7 @@ METHODS = {
     "SphereFed": (for_toy(SphereFed, lr=0.05, epochs=1), {}),
     "HypCluster": (partial(HypCluster, lr=0.05, epochs=1, clusters=2, clustered=("head.*",)), {}),
     "CFL": (partial(CFL, lr=0.05, epochs=1, eps_1=99.0, eps_2=0.0, first_split=1), {"encoder": dropout_encoder}),
+    "APPLE": (partial(APPLE, lr=0.3, epochs=1, relationship_lr=0.02), {"encoder": dropout_encoder}),
     "HypCluster, k-means++": (partial(HypCluster, lr=0.05, epochs=1, start="kmeans++"), {"encoder": dropout_encoder}),
     "FedFomo": (partial(FedFomo, lr=0.05, epochs=1, models=2), {}),
     "FedPAC, TrainerEngine": (partial(FedPAC, lr=0.05, epochs=1), {"engine": TrainerEngine}),

@@ -111,9 +111,9 @@ def build(federation: Federation, data: FederatedData) -> None:
     convert = federation.trainer.precision_plugin.convert_module
     converted = [cast(FederatedClient, convert(model)) for model in models]
     federation.models.extend(converted)
-    federation.clients = Clients(converted, assignment.labels, groups)
     with torch_seed(derive_seed(federation.seed, Purpose.SERVER)):
         server = converted[0].configure_aggregator(data.num_clients)
+    federation.clients = Clients(converted, assignment.labels, groups)  # whose state may depend on their number
     if not isinstance(server, Aggregator):
         raise ConfigurationError(
             f"{type(converted[0]).__name__}.configure_aggregator returned {type(server).__name__}, expected an "

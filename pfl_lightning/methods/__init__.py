@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.methods.apfl import APFL
+from pfl_lightning.methods.apple import APPLE
 from pfl_lightning.methods.calibre import Calibre
 from pfl_lightning.methods.cfl import CFL
 from pfl_lightning.methods.dcpfl import DCPFL
@@ -97,6 +98,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     FedEM,
     FedFomo,
     FedAMP,
+    APPLE,
     PFedHN,
     PFedFDA,
     SphereFed,
@@ -124,6 +126,7 @@ ADAPTER_METHODS: tuple[type[FederatedClient], ...] = (FFALoRA, FedSALoRA)
 __all__ = [
     "ADAPTER_METHODS",
     "APFL",
+    "APPLE",
     "CFL",
     "DCPFL",
     "FD",

@@ -13,7 +13,7 @@ from _helpers.toy import Toy, assert_same, for_toy, linear_encoder, normed_encod
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning.errors import FederationError
-from pfl_lightning.methods import METHODS, DualFed, FedBN, FedClassAvg, FedEMA, FedPAC, FedPer, LocalOnly, PFedHN
+from pfl_lightning.methods import APPLE, METHODS, DualFed, FedBN, FedClassAvg, FedEMA, FedPAC, FedPer, LocalOnly, PFedHN
 from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*compares 2 augmented views", "ignore:.*has no batch normalization")
@@ -132,7 +132,8 @@ def storage_bytes(value):
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors(value))
 
 
-ALIKE = [method for method in METHODS if method is not PFedHN]  # whose server has an embedding of each client
+# The server of PFedHN has an embedding of each client, a client of APPLE a number for each.
+ALIKE = [method for method in METHODS if method not in (APPLE, PFedHN)]
 
 
 @pytest.mark.parametrize("method", often(ALIKE), ids=lambda method: method.__name__)
