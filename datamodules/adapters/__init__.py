@@ -5,6 +5,7 @@ Data modules
 ``user_data``                                  ``FromDatasets``, ``FromLightning``: read once into tensors
 ``loaders``                                    a LightningDataModule or loaders, whose items are read batch by batch
 ``silos``                                      data that clients bring: a data module, a loader or a data set each
+``leaf``                                       JSON files of LEAF, whose users are clients
 What they read
 ``stages``                                     the loaders of a project by stage
 ``sources``                                    items behind a loader: which they are, and in which order they come
