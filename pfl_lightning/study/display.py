@@ -149,6 +149,7 @@ def print_tables(
         title=study.title + (f" (scale {study.scale})" if study.scale else ""),
         choice=study.choice,
         figure=study.figure,
+        metric=study.metric,
         target_accuracy=study.target_accuracy,
         source=study.published.source,
         note=note,

@@ -249,12 +249,25 @@ def _check_folders(cells: Sequence[Cell]) -> None:
             raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")
 
 
+def _metrics(config: Mapping[str, Any]) -> list[str]:
+    """The further metrics that a config asks for, each by the name that results have."""
+    model = config.get("model")
+    own = model.get("metrics") if isinstance(model, Mapping) else None
+    return [str(name).rpartition(".")[2] for name in config.get("metrics") or own or ()]
+
+
 def _check_figures(study: Study, cells: Sequence[Cell]) -> None:
     """Refuse a table that would be empty, which would show only after all runs, and figures that have no row."""
     if study.figure != "test" and all(cell.config.get("personalize") in (None, False) for cell in cells):
         raise UsageError(
             f"{study.name}: figure is {study.figure}, and no config has the section personalize: add one, such as "
             "{personalize: {train: head}} in base, or leave figure out"
+        )
+    lacking = [cell for cell in cells if study.metric not in _metrics(cell.config)]
+    if study.metric != "accuracy" and lacking:
+        raise UsageError(
+            f"{study.name}: metric is {study.metric}, which {lacking[0].label} does not measure: add "
+            f"{{metrics: [{study.metric}]}} to base"
         )
     of_test = study.figure == "test" and study.choice == "validation_selected"
     if of_test and all(option_of(cell.config, "data.validation_share") == 0 for cell in cells):

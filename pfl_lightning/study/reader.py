@@ -93,6 +93,7 @@ class Study:
         skip_training: Methods that are only personalized.
         choice: Which round's accuracies the table shows.
         figure: Which accuracies the table shows.
+        metric: The further metric that it shows in their place.
         target_accuracy: For rounds and bytes to a target, in [0, 1].
         published: The paper's figures.
         scale: Name of the scale, "" for none.
@@ -111,6 +112,7 @@ class Study:
     skip_training: tuple[str, ...] = ()
     choice: str = "last"
     figure: str = "test"
+    metric: str = "accuracy"
     target_accuracy: float | None = None
     published: Published = Published()
     scale: str = ""
@@ -321,6 +323,7 @@ KEYS: dict[str, Callable[[Entry, Study], Any]] = {
     "skip_training": lambda entry, study: entry.names() if entry.value else (),
     "choice": lambda entry, study: entry.one_of(CHOICES),
     "figure": lambda entry, study: entry.one_of(tuple(FIGURES)),
+    "metric": lambda entry, study: entry.of(str, "the name of a metric"),
     "target_accuracy": lambda entry, study: float(entry.of(NUMBER, "an accuracy in (0, 1]", lambda a: 0 < a <= 1)),
     "published": lambda entry, study: _published(entry),
 }

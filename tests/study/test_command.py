@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from _helpers import plain_report
-from _helpers.studies import METHODS, PretendedStarter, StarterHere, write_study
+from _helpers.studies import METHODS, TINY, PretendedStarter, StarterHere, write_study
 
 import pfl_lightning
 from pfl_lightning.cli import main
@@ -168,13 +168,28 @@ def test_runs_of_a_row_that_was_taken_out_are_named(tmp_path, play, monkeypatch,
             {"choice": "validation_selected", "settings": {"all": {"data": {"init_args": {"validation_share": 0}}}}},
             "choice is validation_selected, and data.init_args.validation_share is 0: give the clients",
         ),
+        ({"metric": "f1"}, "metric is f1, which FedAvg does not measure: add {metrics: [f1]} to base"),
     ],
-    ids=["figure", "choice"],
+    ids=["figure", "choice", "metric"],
 )
 def test_a_table_that_would_be_empty_is_refused_before_its_runs(tmp_path, play, change, message):
     said, commands = play(write_study(tmp_path, **change))
     assert message in said
     assert commands == []
+
+
+def test_the_table_of_another_metric(tmp_path, play, monkeypatch):
+    seen = []
+    write = sys.modules["pfl_lightning.report"].write_report
+
+    def write_report(rows, folder, settings):
+        seen.append(settings.metric)
+        return write(rows, folder, settings)
+
+    monkeypatch.setattr(sys.modules["pfl_lightning.report"], "write_report", write_report)
+    code, commands = play(write_study(tmp_path, metric="f1", base={**TINY, "metrics": ["f1", "auroc"]}))
+    assert (code, len(commands)) == (0, 2)
+    assert set(seen) == {"f1"}
 
 
 def test_results_that_cannot_be_read_are_written_again(tmp_path, play, capsys):
