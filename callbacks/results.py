@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.callbacks.run_facts import (
     Part,
+    confusion_file,
     counts,
     evaluated,
     evaluation_files,
@@ -214,7 +215,8 @@ class ResultsWriter(L.Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             text = as_text(self.results(trainer, pl_module))
             how = "resuming the run from its last checkpoint writes them"
-            self._write(trainer, {RESULTS: text, CLIENTS: self._clients(pl_module)}, how)
+            files = {RESULTS: text, CLIENTS: self._clients(pl_module), **confusion_file(pl_module)}
+            self._write(trainer, files, how)
 
     def _write(self, trainer: L.Trainer, files: Mapping[str, str], how: str) -> None:
         folder = self.folder(trainer)

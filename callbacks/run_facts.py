@@ -122,6 +122,23 @@ def further_metrics(federation: Federation, of: Callable[[str, bool], Mapping[st
     return {"metrics": found} if found else {}
 
 
+def confusion_file(federation: Federation, prefix: str = "") -> dict[str, str]:
+    """Content of the file of confusion matrices of the last evaluation, by its name; none where nothing asks for them.
+
+    Args:
+        federation: The federation.
+        prefix: First part of the file's name.
+    """
+    data: Any = federation.data
+    names = data.class_names or range(data.num_classes)
+    rows: list[list[Any]] = [["client", "part", "class", "predicted", "samples"]]
+    for part, scores in (("test", federation.test_scores), ("validation", federation.validation_scores)):
+        for client, score in scores.items():
+            for own, line in zip(names, score.confusion, strict=False):
+                rows += [[client, part, own, given, n] for given, n in zip(names, line, strict=True) if n]
+    return {f"{prefix}confusion_matrices.csv": csv_text(rows)} if len(rows) > 1 else {}
+
+
 def versions() -> dict[str, str]:
     """Versions of the packages that the figures depend on."""
     from pfl_lightning import __version__
@@ -141,7 +158,8 @@ def evaluation_files(trainer: L.Trainer, federation: Federation, loop: RoundLoop
     """
     name = {"test": "test", "validation": "validate"}[part]
     text = as_text(_content(trainer, federation, loop, part))
-    return {f"{name}.json": text, f"{name}_clients.csv": _rows(federation, part)}
+    found = confusion_file(federation, f"{name}_")
+    return {f"{name}.json": text, f"{name}_clients.csv": _rows(federation, part), **found}
 
 
 def _content(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric, classification
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
@@ -67,6 +68,13 @@ NAMED_METRICS = {
 against the others. Means are over the classes of the client's samples: what it lacks does not count.
 ``majority_share`` is no score but the floor of accuracy: what a model reaches that always gives the client's most
 frequent class."""
+
+
+CONFUSION = "confusion_matrix"
+"""What asks for each client's numbers of samples by class and predicted class, beside the metrics."""
+
+Confusion = tuple[tuple[int, ...], ...]
+"""Numbers of samples by class and predicted class, (C, C)."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,8 @@ def find_metrics(given: Sequence[Any], num_classes: int) -> dict[str, ClassMetri
 
     Args:
         given: Names of :data:`NAMED_METRICS`, import paths of classes or classes of torchmetrics, which get
-            ``num_classes``, or metrics of torchmetrics, which are named as their classes are.
+            ``num_classes``, or metrics of torchmetrics, which are named as their classes are;
+            ``"confusion_matrix"`` is left out.
         num_classes: Number of classes, C.
 
     Raises:
@@ -142,7 +151,7 @@ def find_metrics(given: Sequence[Any], num_classes: int) -> dict[str, ClassMetri
     """
     if isinstance(given, str):
         given = [given]
-    pairs = [_metric(one, num_classes) for one in given]
+    pairs = [_metric(one, num_classes) for one in given if not asks_confusion([one])]
     twice = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
     if twice:
         raise ConfigurationError(f"metrics: {twice[0]} is given twice")
@@ -184,6 +193,24 @@ def _imported(path: str) -> Any:
             f"metrics: {path!r} is unknown{did_you_mean(path, NAMED_METRICS)}: give a name "
             f"({', '.join(NAMED_METRICS)}) or the import path of a class of torchmetrics; in Python, any metric"
         ) from error
+
+
+def asks_confusion(given: Sequence[Any]) -> bool:
+    """Whether confusion matrices are among the metrics that are asked for."""
+    return any(isinstance(one, str) and one == CONFUSION for one in given)
+
+
+def confusion_of(scores: Tensor, labels: Tensor) -> Confusion:
+    """One client's confusion matrix; empty where a score is NaN.
+
+    Args:
+        scores: Class scores, (N, C).
+        labels: Classes, (N,).
+    """
+    if scores.isnan().any():
+        return ()
+    found = multiclass_confusion_matrix(scores.argmax(1).cpu(), labels.cpu(), scores.shape[1], validate_args=False)
+    return tuple(map(tuple, found.tolist()))
 
 
 def values_of(metrics: Mapping[str, ClassMetric], scores: Tensor, labels: Tensor) -> dict[str, float]:

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
+from pfl_lightning.class_metrics import Confusion
 from pfl_lightning.notices import named_clients, shown_before
 
 __all__ = ["ClientSummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
@@ -30,6 +31,7 @@ class EvalMetrics:
         loaders: Numbers of the loaders in whose batches a value was logged, by name, where the part has several.
         reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names of logged values that are no means.
         further: Further metrics that were asked for, by name; NaN where one is not defined.
+        confusion: Numbers of samples by class and predicted class, (C, C), where they were asked for.
     """
 
     accuracy: float
@@ -42,6 +44,7 @@ class EvalMetrics:
     loaders: Mapping[str, frozenset[int]] = field(default_factory=dict)
     reductions: Mapping[str, str] = field(default_factory=dict)
     further: Mapping[str, float] = field(default_factory=dict)
+    confusion: Confusion = ()
 
     def samples_of(self, name: str) -> int:
         """Number of samples of which a logged value is: those of the loaders in whose batches it was logged.

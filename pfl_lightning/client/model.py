@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfl_lightning.class_metrics import values_of
+from pfl_lightning.class_metrics import confusion_of, values_of
 from pfl_lightning.client.declarations import Declarations
 from pfl_lightning.data import SplitSource
 from pfl_lightning.fit.context import FitContext
@@ -277,12 +277,16 @@ def score_part(model: nn.Module, part: SplitSource, batch_size: int, environment
         x, y = piece.loader(batch_size, device=environment.device).tensors()
         with environment.precision.forward_context():
             scores = model(environment.precision.convert_input(x))
-        if environment.metrics:
+        if environment.metrics or environment.confusion:
             seen.append((scores, y))
         right += hits(scores, y).sum()
         loss += F.cross_entropy(scores.float(), y, reduction="sum")
-    further = values_of(environment.metrics, *map(torch.cat, zip(*seen, strict=True))) if seen else {}
-    return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part), further=further)
+    found: dict[str, Any] = {}
+    if seen:
+        every = [*map(torch.cat, zip(*seen, strict=True))]
+        found["further"] = values_of(environment.metrics, *every)
+        found["confusion"] = confusion_of(*every) if environment.confusion else ()
+    return EvalMetrics(float(right) / len(part), float(loss) / len(part), len(part), **found)
 
 
 def score_neighbors(encoder: nn.Module, part: SplitSource, data: FitData, environment: FitEnvironment) -> EvalMetrics:

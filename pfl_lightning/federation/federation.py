@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pfl_lightning.checks import check_number, check_seed
-from pfl_lightning.class_metrics import ClassMetric
+from pfl_lightning.class_metrics import ClassMetric, asks_confusion
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
@@ -111,6 +111,7 @@ class Federation(L.LightningModule):
         self.seed = global_seed() if seed is None else seed
         self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
         self.server_optimizer = server_optimizer
+        self.confusion = asks_confusion(metrics)
         self.metrics, self.class_metrics = metrics, dict[str, ClassMetric]()  # the latter when classes are known
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
         self.round = 0  # the last one that was trained; the fine-tuning before an evaluation draws by it
@@ -216,7 +217,7 @@ class Federation(L.LightningModule):
         facts = RunFacts(participating, rounds if rounds > 0 else None, gradient_clip_val=clip, precision=precision)
         clock = Clock(trainer.current_epoch, trainer.global_step, trainer.max_epochs)
         settings = self.seed, self.device, trainer.precision_plugin, precision, facts, clock
-        return FitEnvironment(*settings, self.class_metrics)
+        return FitEnvironment(*settings, self.class_metrics, self.confusion)
 
     # ------------------------------------------------------------------ the engine
 

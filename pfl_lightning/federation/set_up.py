@@ -97,7 +97,7 @@ def build(federation: Federation, data: FederatedData) -> None:
             stacklevel=2,
         )
     federation.class_metrics = find_metrics(federation.metrics, models[0].num_classes)
-    if federation.class_metrics and (models[0].user_module is not None or models[0].uses_knn_evaluation()):
+    if federation.metrics and (models[0].user_module is not None or models[0].uses_knn_evaluation()):
         why = (
             "is evaluated by nearest neighbors"
             if models[0].user_module is None

@@ -52,6 +52,7 @@ class FitEnvironment:
         facts: Facts about the run that local fits may ask for.
         clock: How far the outer Trainer has come.
         metrics: What class scores are judged by in an evaluation, beside accuracy and loss, by name.
+        confusion: Whether an evaluation gives confusion matrices, too.
     """
 
     seed: int = 0
@@ -61,6 +62,7 @@ class FitEnvironment:
     facts: RunFacts = field(default_factory=RunFacts)
     clock: Clock = field(default_factory=Clock)
     metrics: Mapping[str, ClassMetric] = field(default_factory=dict)
+    confusion: bool = False
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,20 @@ def undefined_for_some():
     return Undefined()
 
 
+def test_confusion_matrices(tmp_path):
+    trainer, federation = fitted(tmp_path, rounds=1, metrics=["confusion_matrix"])
+    assert "metrics" not in valid(tmp_path / "results.json")
+    found = list(csv.DictReader((tmp_path / "confusion_matrices.csv").open()))
+    for client, score in federation.test_scores.items():
+        own = [row for row in found if (row["client"], row["part"]) == (str(client), "test")]
+        right = sum(int(row["samples"]) for row in own if row["class"] == row["predicted"])
+        assert sum(int(row["samples"]) for row in own) == score.num_samples
+        assert right / score.num_samples == pytest.approx(score.accuracy)
+    trainer.test(federation, datamodule=Toy(), verbose=False)
+    tested = list(csv.DictReader((tmp_path / "test_confusion_matrices.csv").open()))
+    assert tested == [row for row in found if row["part"] == "test"]
+
+
 def test_without_metrics_there_is_no_block(tmp_path):
     fitted(tmp_path, rounds=1, metrics=())
     assert "metrics" not in valid(tmp_path / "results.json")
