@@ -275,7 +275,7 @@ class AveragingAggregator(Aggregator):
     """
 
     averages: ClassVar[bool] = True
-    """Whether ``aggregate`` leaves the step of :attr:`weights` to this class, so that an optimizer may take it. A class
+    """Whether ``aggregate`` leaves the step of ``weights`` to this class, so that an optimizer may take it. A class
     with an ``aggregate`` of its own that does says so again."""
 
     def __init__(

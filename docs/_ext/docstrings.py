@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from typing import Any
 
 from docutils import nodes
@@ -63,7 +64,11 @@ def _find(target: str, node: pending_xref) -> Any:
     if module and node.get("py:class"):
         places.insert(0, f"{module}.{node['py:class']}")
     paths = [target, *(f"{place}.{target}" for place in places if place)]
-    return next((value for value in map(_import, paths) if value is not None), None)
+    found = next((value for value in map(_import, paths) if value is not None), None)
+    if found is None and node.get("reftype") == "class":  # in a signature: a type that the method's own module names
+        own = [module for name, module in sys.modules.items() if name.partition(".")[0] == "pfl_lightning"]
+        found = next((vars(module)[target] for module in own if target in vars(module)), None)
+    return found
 
 
 def _resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.Element) -> nodes.Element | None:
