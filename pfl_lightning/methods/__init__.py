@@ -30,6 +30,7 @@ from pfl_lightning.methods.fedgh import FedGH
 from pfl_lightning.methods.fedkd import FedKD
 from pfl_lightning.methods.fedlc import FedLC
 from pfl_lightning.methods.fedmd import FedMD
+from pfl_lightning.methods.fedmtl import FedMTL
 from pfl_lightning.methods.fednova import FedNova
 from pfl_lightning.methods.fedntd import FedNTD
 from pfl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -98,6 +99,7 @@ METHODS: tuple[type[FederatedClient], ...] = (
     FedEM,
     FedFomo,
     FedAMP,
+    FedMTL,
     APPLE,
     PFedHN,
     PFedFDA,
@@ -162,6 +164,7 @@ __all__ = [
     "FedKD",
     "FedLC",
     "FedMD",
+    "FedMTL",
     "FedNTD",
     "FedNova",
     "FedPAC",
