@@ -37,6 +37,7 @@ from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import class_counts
+from pfl_lightning.datamodules.datasets.client_folders import ClientFolders
 from pfl_lightning.datamodules.datasets.image_folder import DOMAINNET_10, DomainFolders, ImageFolder
 from pfl_lightning.datamodules.datasets.table import FromTable
 from pfl_lightning.datamodules.datasets.vision import CIFAR10, CIFAR100, EMNIST, STL10, Digits, FashionMNIST
@@ -51,7 +52,7 @@ from pfl_lightning.datamodules.partition.transform import ConceptShift, FeatureS
 
 __all__ = ["FederatedDataModule", "FromDatasets", "FromLEAF", "FromLightning", "FromLoaders", "FromSilos", "FromTable"]
 __all__ += ["CIFAR10", "CIFAR100", "EMNIST", "STL10", "Digits", "FashionMNIST"]
-__all__ += ["DOMAINNET_10", "DomainFolders", "ImageFolder"]
+__all__ += ["DOMAINNET_10", "ClientFolders", "DomainFolders", "ImageFolder"]
 __all__ += ["BatchLoader", "BatchTransform", "ClientData", "ClientSplit", "ClientView", "Samples", "class_counts"]
 __all__ += ["IID", "ClassesPerClient", "DirichletOverClasses", "DirichletOverClients", "Domains", "DominantClasses"]
 __all__ += ["ConceptShift", "FeatureShift", "FromFile", "PartitionError", "PartitionTransform", "Partitioner"]
