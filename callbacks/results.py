@@ -92,14 +92,15 @@ class ResultsWriter(L.Callback):
             return self._write_evaluation(trainer, pl_module, "validation")
         if trainer.sanity_checking or not loop_of(trainer).aggregated:  # of a round that was stopped in its middle
             return None
-        further = {"validation": values_by_metric(pl_module.validation_scores)}
-        further["test"] = values_by_metric(pl_module.test_scores)
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            add_to_curves(self.folder(trainer), trainer.current_epoch + 1, further)
-        validation, test = further["validation"].pop("accuracy"), further["test"].pop("accuracy")
+        values = {"validation": values_by_metric(pl_module.validation_scores)}
+        values["test"] = values_by_metric(pl_module.test_scores)
+        validation, test = values["validation"]["accuracy"], values["test"]["accuracy"]
+        further = {part: {n: own for n, own in found.items() if n != "accuracy"} for part, found in values.items()}
         judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
         means = mean_of(test) if test else None, mean_of(validation) if validation else None
         entry = self._add(trainer, len(judged), *means, further)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            add_to_curves(self.folder(trainer), entry.round, values)
         if test or validation:
             self.chosen["last"] = ChosenRound(entry.round, float(entry.round), validation, test, further)
         for name, mean in zip(("best_test", "validation_selected"), means, strict=True):

@@ -7,11 +7,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pfl_lightning.class_metrics import Confusion
 from pfl_lightning.notices import named_clients, shown_before
+
+if TYPE_CHECKING:
+    from pfl_lightning.class_metrics import Confusion
 
 __all__ = ["ClientSummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
 

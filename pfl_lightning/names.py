@@ -152,13 +152,15 @@ def parameters_of(made: type) -> dict[str, tuple[inspect.Parameter, type]]:
         Each with the first class that names it, in the order of the signatures, a class before its bases.
     """
     found: dict[str, tuple[inspect.Parameter, type]] = {}
+    given: set[str] = set()  # positional alone, so that a class below gives them itself
     for base in made.__mro__:
         if "__init__" not in vars(base):
             continue
         own = list(inspect.signature(vars(base)["__init__"]).parameters.values())
         named = [one for one in own[1:] if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
         further = bool(found)  # what a class passes on is given by name
-        for one in named:
+        given |= {one.name for one in own if one.kind is one.POSITIONAL_ONLY}
+        for one in [one for one in named if one.name not in given]:
             found.setdefault(one.name, (one.replace(kind=one.KEYWORD_ONLY) if further else one, base))
         if not any(one.kind is one.VAR_KEYWORD for one in own):
             break

@@ -193,7 +193,7 @@ class Aggregator(nn.Module):
         Raises:
             ConfigurationError: The server does not average weights that train, or has an optimizer already.
         """
-        has_one = getattr(self, "optimizer", None) is not None
+        has_one = any(getattr(self, name, None) is not None for name in ("server_optimizer", "optimizer"))
         reason = "has one of its own" if has_one else "averages no weights, or steps by a formula of its own"
         raise ConfigurationError(
             f"{type(client).__name__} takes no server_optimizer: its server {reason}. Methods whose server averages "
@@ -292,7 +292,7 @@ class AveragingAggregator(Aggregator):
         self.parameter_names = frozenset(name for name, _ in client.named_parameters(remove_duplicate=False))
         self.weights = TensorDict(select_state(client, client.shared_names()))
         self._average = RunningAverage()
-        self.optimizer: Learner | None = None
+        self.server_optimizer: Learner | None = None
         if optimizer is not None:
             self.use_optimizer(client, optimizer)
 
@@ -300,7 +300,7 @@ class AveragingAggregator(Aggregator):
         """Let an optimizer take the steps towards the mean, from now on."""
         own, state = next(cls for cls in type(self).__mro__ if "aggregate" in vars(cls)), self.weights.as_state()
         trained = [n for n, p in client.named_parameters(remove_duplicate=False) if p.requires_grad and n in state]
-        if not vars(own).get("averages") or not trained or self.optimizer is not None:
+        if not vars(own).get("averages") or not trained or self.server_optimizer is not None:
             super().use_optimizer(client, make)
         if not callable(make) or (inspect.isclass(make) and not issubclass(make, torch.optim.Optimizer)):
             raise ConfigurationError(
@@ -308,7 +308,7 @@ class AveragingAggregator(Aggregator):
                 f"pfl_lightning.server_optimizers.FedAdam or partial(torch.optim.SGD, lr=1.0), got {make!r}"
             )
         single = [state[n].to(torch.promote_types(state[n].dtype, torch.float32), copy=True) for n in trained]
-        self.optimizer, self.optimized = Learner(nn.ParameterList(single), make), trained
+        self.server_optimizer, self.stepped_names = Learner(nn.ParameterList(single), make), trained
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global state, the same for every client."""
@@ -326,9 +326,9 @@ class AveragingAggregator(Aggregator):
             sent, found = self.weights.as_state(), average.result()
             if self.step != 1:
                 found = server_step(sent, found, self.step, self.parameter_names)
-            if self.optimizer is not None:
-                weights = dict(zip(self.optimized, self.optimizer.network.parameters(), strict=True))
-                self.optimizer.step_along([sent[n].to(w) - found[n].to(w) for n, w in weights.items()])
+            if self.server_optimizer is not None:
+                weights = dict(zip(self.stepped_names, self.server_optimizer.network.parameters(), strict=True))
+                self.server_optimizer.step_along([sent[n].to(w) - found[n].to(w) for n, w in weights.items()])
                 found = {**found, **{n: w.detach().to(sent[n], copy=True) for n, w in weights.items()}}
             self.weights.assign(found)
 

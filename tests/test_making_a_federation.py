@@ -30,7 +30,7 @@ def test_a_client_that_needs_no_encoder_is_made_and_copied():
     for other in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
         assert all(torch.equal(a, b) for a, b in zip(other.parameters(), plain.parameters(), strict=True))
     with pytest.raises(AttributeError):
-        plain.__signature__  # noqa: B018
+        plain.__wrapped__  # noqa: B018
 
 
 @pytest.mark.parametrize("method", [FedRep, Ditto])

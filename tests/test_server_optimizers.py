@@ -118,8 +118,8 @@ def test_frozen_parameters_take_their_mean():
 
     decays = partial(torch.optim.SGD, lr=1.0, weight_decay=0.5)
     server = run(METHOD, 1, encoder=frozen_bias, store={"server_optimizer": decays}).server
-    assert "encoder.0.bias" not in server.optimized
-    assert "encoder.0.weight" in server.optimized
+    assert "encoder.0.bias" not in server.stepped_names
+    assert "encoder.0.weight" in server.stepped_names
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -131,7 +131,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, name):
     go(tmp_path / "parts", 2)
     resumed = go(tmp_path / "parts", 4, ckpt_path=str(tmp_path / "parts" / "last.ckpt"))
     assert_same(whole_state(resumed), whole_state(whole))
-    left, right = (one.server.optimizer.optimizer.state_dict()["state"] for one in (resumed, whole))
+    left, right = (one.server.server_optimizer.optimizer.state_dict()["state"] for one in (resumed, whole))
     for place, state in right.items():
         assert_same(left[place], state)
 
@@ -157,7 +157,7 @@ def test_a_round_that_is_undone_leaves_the_optimizer_as_it_was():
         undone = run(METHOD, 2, store={"server_optimizer": Spoils})
     one = run(METHOD, 1, store={"server_optimizer": FedAdam})
     assert_same(dict(undone.server.named_parameters()), dict(one.server.named_parameters()))
-    states = [f.server.optimizer.optimizer.state_dict()["state"] for f in (undone, one)]
+    states = [f.server.server_optimizer.optimizer.state_dict()["state"] for f in (undone, one)]
     for place, state in states[1].items():
         assert_same(states[0][place], state)
 
@@ -165,7 +165,7 @@ def test_a_round_that_is_undone_leaves_the_optimizer_as_it_was():
 def test_bfloat16_weights_have_an_optimizer_in_single_precision():
     server = run(METHOD, 2, precision="bf16-true", store={"server_optimizer": FedAdam}).server
     assert {w.dtype for w in server.weights.as_state().values()} == {torch.bfloat16}
-    assert {p.dtype for p in server.optimizer.parameters()} == {torch.float32}
+    assert {p.dtype for p in server.server_optimizer.parameters()} == {torch.float32}
 
 
 # ---------------------------------------------------------------------- which methods take one
@@ -187,7 +187,7 @@ def test_which_methods_take_one(method):
             trainer.fit(federation, datamodule=Toy())
     else:
         trainer.fit(federation, datamodule=Toy())
-        assert federation.server.optimizer.optimizer.state_dict()["state"]
+        assert federation.server.server_optimizer.optimizer.state_dict()["state"]
 
 
 class _OwnFormula(AveragingAggregator):
@@ -245,7 +245,7 @@ def test_a_users_module(form):
     if form == "federate":
         module, data = federate(Net(), toy, FedAvg, **given)
         quiet_trainer(3, GivenCohorts(*COHORTS)).fit(module, datamodule=data)
-        net = module.user_module
+        net = module.given_module
     else:
         loop = GivenCohorts(*COHORTS, method=FedAvg, **given)
         net = Net()

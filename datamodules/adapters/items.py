@@ -268,7 +268,7 @@ class ItemDataModule(FederatedDataModule):
     _labeled: bool
 
     def __init__(
-        self, partition: Partitioner, owners: Sequence[LightningDataModule], *args: Any, **kwargs: Any
+        self, partition: Partitioner, owners: Sequence[LightningDataModule], /, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(partition, *args, **kwargs)
         self._owners = list(owners)

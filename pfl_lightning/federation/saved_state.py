@@ -64,7 +64,7 @@ def _continuity(federation: Federation) -> dict[str, str | None]:
 
 
 def _server_optimizer(federation: Federation) -> str | None:
-    learner = getattr(federation.server, "optimizer", None)
+    learner = getattr(federation.server, "server_optimizer", None)
     return None if learner is None else type(learner.optimizer).__name__
 
 

@@ -199,7 +199,7 @@ def running(folder, hook="setup"):
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "partition", "personalize", "export", "predict"])
 def test_a_command_of_an_installed_function_is_not_run_by_any_command(folder, command, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
-        main([command, "--config", digits_config(folder, running(folder))])
+        main([command, "--config", digits_config(folder, running(folder)), *["--client", "0"] * (command == "predict")])
     assert "trainer.callbacks.setup: torch.utils.collect_env.run is not accepted" in capsys.readouterr().err
     assert not (folder / "called").exists()
 

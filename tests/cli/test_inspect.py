@@ -26,7 +26,7 @@ def images(tmp_path):
 
 ALL = {
     *("partition", "combination_weights", "features/features", "cka_matrix/features", "attribution_ranks"),
-    "accuracy_by_bytes",
+    *("accuracy_by_bytes", "clients/curves"),
 }
 
 

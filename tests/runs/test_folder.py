@@ -86,6 +86,7 @@ def test_everything_lies_in_the_runs_folder_whatever_the_logger(monkeypatch, tmp
         assert names == {
             "results.json",
             "clients.csv",
+            "client_curves.csv",
             "partition.npz",
             "config.yaml",
             "checkpoints/last.ckpt",

@@ -486,7 +486,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_study(tmp_path, play, monkeypatc
 
     path = write_study(tmp_path)
     monkeypatch.setattr(runner, "RunLock", lock)
-    code, commands = play(path, endless=True)
+    code, commands = play(path, "--processes", "2", endless=True)
     assert re.search(r"tiny cannot be written \(No space left on device\): .* are free in .*; make room", code)
     assert len(commands) == 1
     monkeypatch.setattr(runner, "RunLock", RunLock)
