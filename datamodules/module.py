@@ -105,10 +105,10 @@ class FederatedDataModule(LightningDataModule, ABC):
     read_once: ClassVar[tuple[str, ...]] = ()
     """Attributes that nobody needs once the data are loaded: other processes do not get them."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Show all arguments in the signature."""
+    def __init_subclass__(cls, gives: str = "", **options: Any) -> None:
+        """Show all arguments in the signature, without the one that a class gives its base itself."""
         super().__init_subclass__(**options)
-        show_parameters(cls)
+        show_parameters(cls, gives)
 
     __repr__ = __str__ = described
 

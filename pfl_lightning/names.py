@@ -167,9 +167,9 @@ def parameters_of(made: type) -> dict[str, tuple[inspect.Parameter, type]]:
     return found
 
 
-def show_parameters(made: type) -> None:
-    """Let ``help`` and editors show all :func:`parameters_of` a class."""
-    shown = [parameter for parameter, _ in parameters_of(made).values()]
+def show_parameters(made: type, without: str = "") -> None:
+    """Let ``help`` and editors show all :func:`parameters_of` a class, without one that it gives its base itself."""
+    shown = [parameter for name, (parameter, _) in parameters_of(made).items() if name != without]
     made.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
 
 

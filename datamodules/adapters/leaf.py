@@ -15,7 +15,7 @@ from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.given import AsGiven, clients_of
 
 
-class FromLEAF(FederatedDataModule):
+class FromLEAF(FederatedDataModule, gives="partition"):
     """Data as LEAF writes them: each user is a client, and keeps its name.
 
     A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`` (Caldas et al.,

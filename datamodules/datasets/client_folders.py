@@ -17,7 +17,7 @@ from pfl_lightning.options import ImageOptions, Unpack
 log = logging.getLogger(__name__)
 
 
-class ClientFolders(ImageFolder):
+class ClientFolders(ImageFolder, gives="partition"):
     """Images in ``<root>/<client>/<class>/*``, or in ``<client>/train/<class>/*`` and ``<client>/test/<class>/*``.
 
     Folders keep their names as the clients' names, sorted. Classes are those of all clients, sorted; a client may lack

@@ -29,7 +29,7 @@ FEW = 20
 """Numbers of classes that are not taken for a quantity to predict."""
 
 
-class FromTable(FederatedDataModule):
+class FromTable(FederatedDataModule, gives="partition"):
     """Table whose rows are samples and one of whose columns says whose each row is: a hospital, a branch, a writer.
 
     Each client's rows are split into training, validation and test rows (``test_share``, ``validation_share``), the

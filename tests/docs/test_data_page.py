@@ -38,3 +38,8 @@ def test_options_of_data_modules_are_named():
             options = inspect.signature(cls).parameters.values()
             named = [option.name for option in options if option.kind is not option.VAR_KEYWORD]
             assert [option for option in named if f"`{option}" not in PAGE] == []
+
+
+@pytest.mark.parametrize("name", ["FromTable", "FromLEAF", "ClientFolders", "FromSilos"])
+def test_clients_that_are_given_need_no_rule(name):
+    assert "partition" not in inspect.signature(getattr(datamodules, name)).parameters
