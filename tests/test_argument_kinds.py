@@ -14,7 +14,7 @@ from pfl_lightning.datamodules import IID, ColorJitter, Digits, DominantClasses,
 from pfl_lightning.phases import Phase
 
 NEEDED = {"num_clients": 4, "partition": IID(4), "num_classes": 10, "batch_size": 8, "root": "absent"}
-LORA = {"FFALoRA", "FedSALoRA"}  # take models with adapters alone
+LEFT_OUT = {"FFALoRA", "FedSALoRA", "ClientFolders"}  # take models with adapters alone; reads its folder first
 
 
 def encoder() -> nn.Module:
@@ -47,7 +47,7 @@ def cases() -> Iterator[tuple[type, str, object]]:
     """Each class of clients, data and engines, and the loop, with each wrong number."""
     bases = (FederatedClient, FederatedDataModule, engines.Engine, datamodules.Partitioner, callbacks.FederatedLoop)
     for module in (methods, datamodules, engines, callbacks):
-        for cls in (getattr(module, name) for name in module.__all__ if name not in LORA):
+        for cls in (getattr(module, name) for name in module.__all__ if name not in LEFT_OUT):
             if not (inspect.isclass(cls) and issubclass(cls, bases)) or inspect.isabstract(cls) or needed(cls) is None:
                 continue
             for name, parameter in inspect.signature(cls.__init__).parameters.items():
