@@ -135,7 +135,7 @@ def test_what_is_refused():
 
 def test_predict_clients_gives_the_same_of_batches_with_labels():
     federation, data = run(FedPer, 1), Toy()
-    loader = DataLoader(TensorDataset(*data.tensors(3, "test")), 7)
+    loader = DataLoader(TensorDataset(*data.tensors(3, "test")), batch_size=7)
     found = torch.cat(predict_clients(federation, loader, clients=[3])[3])
     assert torch.equal(found.softmax(1), federation.predict(3).probabilities)
 
