@@ -117,8 +117,8 @@ def further_metrics(federation: Federation, of: Callable[[str, bool], Mapping[st
         federation: The federation.
         of: What is known of a metric, by its name and whether lower values are better.
     """
-    lower = {name: metric.lower_is_better for name, metric in federation.class_metrics.items()}
-    found = {name: {"lower_is_better": is_lower, **of(name, is_lower)} for name, is_lower in lower.items()}
+    known = federation.class_metrics.items()
+    found = {n: {"lower_is_better": one.lower_is_better, **of(n, one.lower_is_better)} for n, one in known}
     return {"metrics": found} if found else {}
 
 
@@ -207,7 +207,7 @@ def _rows(federation: Federation, part: Part) -> str:
 
 
 def method_arguments(federation: Federation) -> dict[str, Any]:
-    """The hyper-parameters of the clients, defaults included, in a form that JSON has.
+    """The hyper-parameters of the clients, defaults included, and a server's optimizer, in a form that JSON has.
 
     Functions and classes are called by their names, partials by theirs with their arguments, other objects by their
     class.
@@ -224,6 +224,8 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
         if name not in unused:  # None may stand for what the method has by itself, which the client then knows
             own = vars(client).get(name, None if name in given else default)
             found[name] = as_json(own if given.get(name) is None else given[name])
+    if federation.server_optimizer is not None:
+        found["server_optimizer"] = as_json(federation.server_optimizer)
     return found
 
 

@@ -190,8 +190,8 @@ def _imported(path: str) -> Any:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"metrics: {path!r} is unknown{did_you_mean(path, NAMED_METRICS)}: give a name "
-            f"({', '.join(NAMED_METRICS)}) or the import path of a class of torchmetrics; in Python, any metric"
+            f"metrics: {path!r} is unknown{did_you_mean(path, (*NAMED_METRICS, CONFUSION)) or '.'} Give one of "
+            f"{', '.join((*NAMED_METRICS, CONFUSION))}, or the import path of a class of torchmetrics; in Python, any"
         ) from error
 
 

@@ -101,7 +101,7 @@ def test_classes_paths_and_metrics_of_torchmetrics():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["balanced_acuracy"], "'balanced_acuracy' is unknown; did you mean 'balanced_accuracy'?"),
+        (["balanced_acuracy"], "'balanced_acuracy' is unknown; did you mean 'balanced_accuracy'? Give"),
         (["os.system"], "'os.system' is unknown"),
         (["torchmetrics.functional.accuracy"], "is no metric of torchmetrics"),
         (["torchmetrics.classification.Nothing"], "is unknown"),

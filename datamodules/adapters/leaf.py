@@ -23,7 +23,7 @@ class FromLEAF(FederatedDataModule, gives="partition"):
 
     Args:
         path: A file, or a folder whose ``.json`` files are read in the order of their names.
-        test_path: Test samples of the same users, likewise; None to hold out a share of each user's own.
+        test_path: Path of the same users' test samples, in the same form; None to hold out a share of each user's own.
         batch_size: Samples in a training batch.
         kwargs: See :class:`FederatedDataModule`.
 

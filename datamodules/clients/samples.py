@@ -36,7 +36,7 @@ class Samples:
         train_domains: Domain of each training sample, from 0, shape (N,), int64; None if there are no domains.
         domain_names: A name for each domain.
         train_clients: Client of each training sample, from 0, shape (N,), int64, where the data say whose it is.
-        test_clients: Client of each test sample, shape (M,), int64, likewise.
+        test_clients: The same of each test sample, shape (M,), int64.
         unlabeled_inputs: Additional inputs without classes, shape (U, ...); None if there are none.
         public_inputs: Inputs without classes that all clients and the server have, shape (P, ...); None if there are
             none.

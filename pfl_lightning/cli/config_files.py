@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import UsageError
+from pfl_lightning.names import did_you_mean
 
 
 def check_config_files(argv: Sequence[str]) -> None:
-    """Refuse what ``--config`` names if it is a file without a mapping: the parser would not say which file it is.
+    """Refuse what ``--config`` names if it is no file or holds no mapping: the parser would not say what is meant.
 
     Args:
         argv: The command line.
@@ -22,6 +23,9 @@ def check_config_files(argv: Sequence[str]) -> None:
     for word, following in itertools.pairwise([*argv, ""]):
         option, equals, value = word.partition("=")
         path = Path(value if equals else following)
+        if option == "--config" and path.suffix in (".yaml", ".yml") and not path.is_file():
+            beside = [one.name for pattern in ("*.yaml", "*.yml") for one in path.parent.glob(pattern)]
+            raise UsageError(f"--config: there is no file {path}{did_you_mean(path.name, beside)}")
         if option == "--config" and path.is_file() and not isinstance(content := read_yaml(path), Mapping):
             found = "is empty" if content is None else f"holds {type(content).__name__}"
             raise UsageError(f"{path} {found}; a config is a mapping with keys such as model, data and trainer")

@@ -61,8 +61,14 @@ def apply_engine_option(config: Namespace) -> None:
 
 
 def apply_metrics_option(config: Namespace) -> None:
-    """Move ``metrics`` to ``model.metrics``."""
+    """Move ``metrics`` to ``model.metrics``.
+
+    Raises:
+        UsageError: ``model.metrics`` has others.
+    """
     if config.metrics:
+        if config.model.metrics and [*config.model.metrics] != [*config.metrics]:
+            raise UsageError(f"metrics is {config.metrics}, model.metrics is {config.model.metrics}: give one of them")
         config.model.metrics, config.metrics = config.metrics, []
 
 

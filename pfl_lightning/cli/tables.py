@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,10 +18,10 @@ from pfl_lightning.callbacks.run_facts import Part, evaluated, further_metrics, 
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.metrics import ClientSummary, EvalMetrics, summarize
+from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
-from pfl_lightning.runs.results import as_text, csv_text, with_names
+from pfl_lightning.runs.results import as_text, csv_text, summary_of, values_by_metric, with_names
 from pfl_lightning.state.files import replace_file
 
 
@@ -84,21 +83,19 @@ ADAPTED = {"score": "classifier", "model": "fine_tuned"}
 """What an evaluation gives after clients have adapted something."""
 
 
-def _summaries(
-    federation: Federation, part: Part = "test", metric: str = "accuracy", lower_is_better: bool = False
-) -> dict[str, tuple[int, ClientSummary]]:
-    """Number of clients and summary of those that trained, of those that could have and did not, and of novel ones."""
+def _groups(federation: Federation, part: Part = "test", metric: str = "accuracy") -> dict[str, dict[int, float]]:
+    """A metric of clients that trained, of those that could have and did not, and of novel ones."""
     novel, idle, scores = set(federation.data.novel), set(federation.never_trained), _scores(federation, part)
-    known = {c: s.accuracy if metric == "accuracy" else s.further.get(metric, math.nan) for c, s in scores.items()}
-    if metric != "accuracy":
-        known = {client: value for client, value in known.items() if not math.isnan(value)}
-    groups: dict[str, Mapping[int, float]] = {
+    if metric == "accuracy":
+        known = {client: score.accuracy for client, score in scores.items()}
+    else:
+        known = values_by_metric(scores).get(metric, {})
+    groups = {
         "participating": {c: value for c, value in known.items() if c not in novel | idle},
         "never_trained": {c: value for c, value in known.items() if c in idle},
         "novel": {c: value for c, value in known.items() if c in novel},
     }
-    samples = {client: score.num_samples for client, score in scores.items()}
-    return {n: (len(own), summarize(own, samples, lower_is_better)) for n, own in groups.items() if own}
+    return {name: own for name, own in groups.items() if own}
 
 
 def personalization_table(federation: Federation, personalization: Personalization) -> Table:
@@ -116,12 +113,13 @@ def evaluation_table(title: str, federation: Federation, part: Part = "test") ->
     table = Table(title=title)
     for column in ("clients", "mean", "std", "variance", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "clients" else "right")
-    lower = {"accuracy": False} | {name: one.lower_is_better for name, one in federation.class_metrics.items()}
-    for metric, is_lower in lower.items():
-        for name, (number, found) in _summaries(federation, part, metric, is_lower).items():
+    for metric in ("accuracy", *federation.class_metrics):
+        is_lower = metric in federation.class_metrics and federation.class_metrics[metric].lower_is_better
+        for name, own in _groups(federation, part, metric).items():
+            found = summarize(own, lower_is_better=is_lower)
             figures = (100 * found.mean, 100 * found.std, 1e4 * found.std**2)
             extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
-            clients = f"{number} {name.replace('_', ' ')}" + ("" if metric == "accuracy" else f"\n{metric}")
+            clients = f"{len(own)} {name.replace('_', ' ')}" + ("" if metric == "accuracy" else f"\n{metric}")
             table.add_row(clients, *(f"{figure:.2f}" for figure in (*figures, *extremes)))
     return table
 
@@ -157,11 +155,11 @@ def write_personalization(
         "personalization": asdict(personalization),
         "not_personalized": federation.finetune_failures,
     }
+    samples = {client: score.num_samples for client, score in federation.test_scores.items()}
 
     def groups(metric: str = "accuracy", lower_is_better: bool = False) -> dict[str, Any]:
-        found = _summaries(federation, "test", metric, lower_is_better)
-        own = {n: {"num_clients": number, **s.as_dict(), "variance": s.std**2} for n, (number, s) in found.items()}
-        return {name: {key: None if value != value else value for key, value in s.items()} for name, s in own.items()}
+        found = _groups(federation, "test", metric)
+        return {name: summary_of(own, samples, lower_is_better) for name, own in found.items()}
 
     content |= {**groups(), **further_metrics(federation, groups)}
     text = as_text(content)
@@ -172,8 +170,8 @@ def write_personalization(
     rows: list[Sequence[Any]] = [(*columns, "test_accuracy", "test_loss", *(f"test_{name}" for name in metrics))]
     for client, score in federation.test_scores.items():
         adapted = personalization.adapts and client not in failed
-        samples = len(federation.data.client_data(client).train)
-        known = (client, int(client in novel), int(adapted), samples, trained[client], score.num_samples)
+        training = len(federation.data.client_data(client).train)
+        known = (client, int(client in novel), int(adapted), training, trained[client], score.num_samples)
         rows.append((*known, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics)))
     for file, written in (
         (PERSONALIZED, text),

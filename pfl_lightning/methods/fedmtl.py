@@ -64,7 +64,7 @@ class FedMTL(FederatedClient):
             )
         self.lam = lam
         self.others = TensorDict(persistent=False)  # o, for the time of a fit
-        self.register_buffer("strength", torch.zeros(()), persistent=False)  # lambda (1 - 1 / m), likewise
+        self.register_buffer("strength", torch.zeros(()), persistent=False)  # lambda (1 - 1 / m), for the time of a fit
 
     def configure_aggregator(self, num_clients: int) -> FedMTLAggregator:
         """The server of FedMTL."""

@@ -218,7 +218,7 @@ ROUNDING = 1e-9
 """By how much a mean of shares of samples may be off: 0.9 is not always the mean of shares whose mean is 0.9."""
 
 
-def reach(history: Sequence[HistoryEntry], target: float) -> dict[str, float]:
+def reach(history: Sequence[HistoryEntry], target: float, lower_is_better: bool = False) -> dict[str, float]:
     """Rounds, megabytes in both directions and seconds until a run's mean test accuracy was at a target.
 
     They are infinite where it never was, NaN where they are not known.
@@ -226,6 +226,7 @@ def reach(history: Sequence[HistoryEntry], target: float) -> dict[str, float]:
     Args:
         history: The evaluated rounds, in order.
         target: Mean test accuracy over clients, in [0, 1].
+        lower_is_better: Whether it is a metric that falls to the target.
 
     Example:
         >>> reach([HistoryEntry(5, test=0.4, bytes_up=10**6, bytes_down=2 * 10**6), HistoryEntry(10, test=0.6)], 0.4)
@@ -234,7 +235,8 @@ def reach(history: Sequence[HistoryEntry], target: float) -> dict[str, float]:
     means = _column(history, "test")
     if np.isnan(means).all():
         return dict.fromkeys(("rounds", "megabytes", "seconds"), math.nan)
-    reached = np.flatnonzero(means >= target - ROUNDING)
+    sign = -1 if lower_is_better else 1
+    reached = np.flatnonzero(sign * means >= sign * target - ROUNDING)
     if not len(reached):
         return dict.fromkeys(("rounds", "megabytes", "seconds"), math.inf)
     first, seconds = reached[0], np.cumsum(_column(history, "seconds"))

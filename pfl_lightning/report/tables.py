@@ -130,6 +130,7 @@ def report_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> lis
 def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
     """The columns of one score: the headline and its spread, further accuracies, and what it takes to the target."""
     prefix, what = SCORES[score]
+    prefix += "" if settings.metric == "accuracy" else f"{settings.metric}_"
     bracket, headline, target = f" ({what.strip()})" if what else "", settings.figure, settings.target_accuracy
 
     def of(figure: str, statistic: str) -> Callable[[FinishedRun], float]:
@@ -141,7 +142,8 @@ def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
 
     def until(needed: str) -> Callable[[FinishedRun], float]:
         def value(run: FinishedRun) -> float:
-            return reach(run.history, target or 0)[needed] if run.test.score == score else math.nan
+            found = reach(run.history, target or 0, run.lower_is_better)
+            return found[needed] if run.test.score == score else math.nan
 
         return value
 

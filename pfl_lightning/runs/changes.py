@@ -26,8 +26,9 @@ OF_MODELS = ("seed_everything", "model", "data")
 ROOT = "data.init_args.root"
 """The folder of the data."""
 
-EXECUTION = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", ROOT)
-"""Options that say how and where a run is computed, but for those of an engine that change the training."""
+EXECUTION = ("model.engine", "model.client_state_memory_gb", "model.spill_dir", "model.metrics", ROOT)
+"""Options that say how and where a run is computed, and what else is measured, but for those of an engine that change
+the training."""
 
 DATA = "data.fingerprint"
 """What a resumption on other data has changed beside options."""

@@ -18,7 +18,7 @@ MISTAKES = {
     "compare": "the following arguments are required: RUN",
     "methods --gpus": "unrecognized arguments: --gpus (pfl methods --help lists the options)",
     "fit": "the following arguments are required: model.method, model.encoder, data",
-    "fit --config missing.yaml": "pfl: config: File does not exist",
+    "fit --config missing.yaml": "pfl: --config: there is no file missing.yaml",
     "fit --config config.yaml --data=my_modul.Data": "data: No module named 'my_modul'",
     "methods FedPAK": "there is no method FedPAK; did you mean 'FedPAC'?",
     "tensorboard --port 6007": "give the folder of a run: pfl tensorboard RUN",
@@ -151,3 +151,10 @@ def test_mistaken_data_are_mistakes_of_the_config(capsys, tmp_path, kind, option
     partition = {"class_path": "IID", "init_args": {"num_clients": 2}}
     digits_config(tmp_path, {"data": {"class_path": kind, "init_args": {"partition": partition, **options}}})
     assert said in refused(capsys, ["fit", "--config", "config.yaml"])
+
+
+def test_a_config_beside_the_named_one_is_meant(tmp_path, capsys):
+    (tmp_path / "fedpac.yaml").write_text("{}")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["fit", "--config", str(tmp_path / "fedpack.yaml")])
+    assert "fedpack.yaml; did you mean 'fedpac.yaml'?" in capsys.readouterr().err

@@ -48,7 +48,7 @@ class Torch:
 
 sys.meta_path.insert(0, Torch())
 from pfl_lightning.cli import main
-main(["fit", "--config", "missing.yaml"])
+main(["fit", "--config", "any.yaml"])
 """
 
 
@@ -58,6 +58,7 @@ def test_threads_sleep_while_they_wait_unless_the_user_says_how(tmp_path, given,
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     environment = {name: value for name, value in os.environ.items() if name not in names} | given
     command = [sys.executable, "-c", WAITING]
+    (tmp_path / "any.yaml").write_text("seed_everything: 0")
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert found.stdout == f"{policy}\n", found.stderr
 

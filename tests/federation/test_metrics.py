@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from _helpers.configs import digits_config
 from _helpers.results import valid
 from _helpers.toy import Toy, quiet_trainer, tiny_encoder
 from lightning.pytorch.callbacks import EarlyStopping
@@ -14,11 +15,18 @@ from sklearn.metrics import f1_score
 
 from pfl_lightning import Federation, ProcessEngine, SequentialEngine, VectorizedEngine
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter, results_table
+from pfl_lightning.cli import main
 from pfl_lightning.cli.compare import compare
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import PFLSSL, FedAvg, FedPer
+from pfl_lightning.report.grouping import group_runs
+from pfl_lightning.report.rows import reach
+from pfl_lightning.runs.changes import Change
+from pfl_lightning.runs.config import run_options
 from pfl_lightning.runs.reading import read_run
+from pfl_lightning.runs.results import HistoryEntry
 from pfl_lightning.self_supervised import SimCLR
+from pfl_lightning.server_optimizers import FedAdam
 
 METRICS = ("f1", "auroc", "calibration_error")
 
@@ -164,3 +172,33 @@ def test_a_comparison_by_another_metric(tmp_path, capsys, monkeypatch):
         ConfigurationError, match=r"no metric 'precision'.*it has accuracy, f1, auroc.*--metrics precision"
     ):
         compare([*words, "--metric", "precision"])
+
+
+def test_rounds_to_a_target_that_a_metric_falls_to():
+    history = [HistoryEntry(1, test=0.4), HistoryEntry(2, test=0.1), HistoryEntry(3, test=0.05)]
+    assert reach(history, 0.1, lower_is_better=True)["rounds"] == 2
+    assert reach(history, 0.01, lower_is_better=True)["rounds"] == math.inf
+
+
+def test_metrics_are_given_once_and_make_no_other_run(tmp_path, capsys):
+    words = ["fit", "--config", digits_config(tmp_path, {"model.metrics": ["f1"]}), "--metrics", "auroc"]
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words)
+    assert "metrics is ['auroc'], model.metrics is ['f1']: give one of them" in capsys.readouterr().err
+    one, other = ({"model": {"method": "FedAvg", "metrics": metrics}} for metrics in ([], ["f1"]))
+    assert run_options(one, "FedAvg", {}, 1) == run_options(other, "FedAvg", {}, 1)
+    assert Change("model.metrics", [], ["f1"]).of_execution
+
+
+def test_server_optimizers_make_other_rows(tmp_path):
+    """In a config, and in Python alone."""
+    one, other = (
+        {"model": {"method": "FedAvg", "server_optimizer": given}} for given in (None, {"class_path": "FedAdam"})
+    )
+    assert run_options(one, "FedAvg", {}, 1) != run_options(other, "FedAvg", {}, 1)
+    for name, options in (("plain", {}), ("adam", {"server_optimizer": partial(FedAdam, lr=0.02)})):
+        federation = Federation(partial(FedAvg, lr=0.1, epochs=1), tiny_encoder, seed=1, **options)
+        quiet_trainer(1, FederatedLoop(), ResultsWriter(str(tmp_path / name))).fit(federation, datamodule=Toy())
+    rows = group_runs([read_run(tmp_path / name) for name in ("plain", "adam")])
+    assert [len(row.runs) for row in rows] == [1, 1]
+    assert "server_optimizer" in rows[1].label
