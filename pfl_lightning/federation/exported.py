@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from inspect import isclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,7 +24,6 @@ from pfl_lightning.encoders.registry import find_encoder
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.own_models import check_is_set_up, client_number
 from pfl_lightning.names import method_named
-from pfl_lightning.runs.files import read_json
 from pfl_lightning.seeding import torch_seed
 from pfl_lightning.state.equality import same
 from pfl_lightning.state.files import replace_file
@@ -239,13 +239,19 @@ def load_exported(path: str | Path) -> FederatedClient:
     Raises:
         ConfigurationError: The description does not say how to build the model, or the two files do not fit.
     """
-    file, about = Path(path).with_suffix(".pt"), read_json(Path(path).with_suffix(".json"))
+    file, described = Path(path).with_suffix(".pt"), Path(path).with_suffix(".json")
+    try:
+        about = json.loads(described.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{described}, which pfl export writes beside a model, cannot be read: {error}; export the client once more"
+        ) from error
     if about.get("recipe") is None:
         why = about.get("no_recipe", "its export was by an earlier version: export it once more")
         raise ConfigurationError(f"{file}: client {about.get('client')}'s model cannot be built from the files: {why}")
     try:
         return _built(about["recipe"], about["input_shape"], torch.load(file, map_location="cpu", weights_only=True))
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, OSError, EOFError, UnpicklingError) as error:
         raise ConfigurationError(
             f"{file}: client {about['client']}'s model cannot be built from the files: {' '.join(str(error).split())}; "
             "both must be of one export, and classes of your own importable"

@@ -139,6 +139,20 @@ def test_what_cannot_be_built_is_refused(tmp_path, recwarn, method, encoder, why
         load_exported(path)
 
 
+@pytest.mark.parametrize("ending", [".pt", ".json"])
+@pytest.mark.parametrize("left", [0.0, 0.5, None])
+def test_a_damaged_or_missing_file_is_named(tmp_path, ending, left):
+    (path,) = export_clients(run("FedPer", 1), tmp_path, [3])
+    file = path.with_suffix(ending)
+    content = file.read_bytes()
+    if left is None:
+        file.unlink()
+    else:
+        file.write_bytes(content[: int(left * len(content))])
+    with pytest.raises(ConfigurationError, match=rf"client_3\{ending}.*(once more|of one export)"):
+        load_exported(path)
+
+
 def test_files_that_do_not_fit(tmp_path):
     [one, two] = export_clients(run(FedAvg, 1, encoder="mlp"), tmp_path, [0, 1])
     whole, state = one.with_suffix(".json").read_text(), torch.load(one, weights_only=True)
