@@ -12,7 +12,7 @@ from torch import Tensor
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "SplitSource", "TwoViews", "checked_length"]
-__all__ += ["class_of_batch", "usual_augmentations"]
+__all__ += ["class_of_batch", "to_device", "usual_augmentations"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
@@ -129,6 +129,13 @@ class FederatedData(Protocol):
 
     def evaluated_clients(self) -> list[int]:
         """The clients that are evaluated, in the order of the validation and test loaders."""
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device, those of the CPU by a copy that the CPU does not wait for."""
+    if values.device.type == "cpu" and device.type == "cuda":
+        values = values.pin_memory()  # else the copy waits
+    return values.to(device, non_blocking=True)
 
 
 def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.checks import check_between, check_number
+from pfl_lightning.data import to_device
 from pfl_lightning.datamodules.augmentation import ops
 from pfl_lightning.datamodules.augmentation.geometry import RandomFlip, RandomResizedCrop
-from pfl_lightning.datamodules.augmentation.ops import Augmentation
+from pfl_lightning.datamodules.augmentation.ops import Augmentation, Generators, drawn
 
 HUE = 3  # the number of the last change, after brightness, contrast and saturation
 
@@ -83,6 +84,7 @@ class ColorJitter(Augmentation):
     p: float = 1.0
 
     unit_range: ClassVar[bool] = True
+    takes_parts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -91,7 +93,7 @@ class ColorJitter(Augmentation):
         check_between("hue", self.hue, 0, 0.5)  # half a turn
         check_between("p", self.p, 0, 1)
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Change the colors of each image.
 
         Args:
@@ -108,18 +110,20 @@ class ColorJitter(Augmentation):
         ops.check_colors(images)
         jitter = self.draw(len(images), generator)
         sorting = jitter.sorting()
-        changed = ops.unit_floats(images.index_select(0, sorting.to(images.device)))
+        places = to_device(torch.stack([sorting, sorting.argsort()]), images.device)
+        changed = ops.unit_floats(images.index_select(0, places[0]))
         self.apply_(changed, jitter.take(sorting))
-        return changed.index_select(0, sorting.argsort().to(images.device))
+        return changed.index_select(0, places[1])
 
-    def draw(self, batch: int, generator: torch.Generator | None = None) -> Jitter:
+    def draw(self, batch: int, generator: Generators = None) -> Jitter:
         """Draw the changes of color of each image.
 
         Args:
             batch: Number of images B.
             generator: CPU generator; nine numbers are drawn for each image.
         """
-        draws = torch.rand(9, batch, generator=generator, dtype=torch.float32)  # whatever the default type is
+        like = torch.float32  # whatever the default type is
+        draws = drawn(lambda count, own: torch.rand(9, count, generator=own, dtype=like), batch, generator)
         order = draws[5:].argsort(dim=0)
         tones_before = (order == HUE).int().argmax(dim=0)
         tones_before[draws[0] >= self.p] = -1
@@ -135,7 +139,7 @@ class ColorJitter(Augmentation):
             images: Floats from 0 to 1, shape (B, C, H, W) with 1 or 3 channels, in the order of ``sorting``; changed.
             jitter: Their changes, in the same order.
         """
-        weights = jitter.weights().to(images)
+        weights = to_device(jitter.weights().to(images.dtype), images.device)
         # Numbers of images that are changed and have at least 0, 1, 2, 3 changes of tone before the hue.
         at_least = [int((jitter.tones_before >= place).sum()) for place in range(HUE + 1)]
         for place in range(HUE):
@@ -174,11 +178,13 @@ class RandomGrayscale(Augmentation):
 
     p: float = 0.1
 
+    takes_parts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Check the probability."""
         check_between("p", self.p, 0, 1)
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Make some of the images gray; they keep their number of channels.
 
         Args:
@@ -196,9 +202,9 @@ class RandomGrayscale(Augmentation):
         chosen = self.draw(len(images), generator)
         return ops.to_gray_(floats.clone() if floats is images else floats, chosen)
 
-    def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw(self, batch: int, generator: Generators = None) -> Tensor:
         """Draw the images that become gray: shape (B,), bool, on the CPU; one number per image."""
-        return torch.rand(batch, generator=generator) < self.p
+        return drawn(lambda count, own: torch.rand(count, generator=own), batch, generator) < self.p
 
 
 @dataclass(frozen=True)
@@ -244,6 +250,7 @@ class StrongAugmentation(Augmentation):
     grayscale: float = 0.2
 
     unit_range: ClassVar[bool] = True
+    takes_parts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings, each where it is used."""
@@ -255,7 +262,7 @@ class StrongAugmentation(Augmentation):
         jitter = ColorJitter(self.brightness, self.contrast, self.saturation, self.hue, self.jitter)
         return RandomResizedCrop(self.scale), RandomFlip(self.flip), jitter, RandomGrayscale(self.grayscale)
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Make one view of each image.
 
         Args:
@@ -276,8 +283,9 @@ class StrongAugmentation(Augmentation):
         gray = grayscale.draw(len(images), generator)
         # Sorted as the jitter needs them while they are still bytes: a copy of a quarter of the size.
         sorting = changes.sorting()
-        views = ops.unit_floats(images.index_select(0, sorting.to(images.device)))
+        places = to_device(torch.stack([sorting, sorting.argsort()]), images.device)
+        views = ops.unit_floats(images.index_select(0, places[0]))
         views = ops.resize_boxes(views, boxes[:, sorting], flipped[sorting])
         jitter.apply_(views, changes.take(sorting))
         ops.to_gray_(views, gray[sorting])
-        return views.index_select(0, sorting.argsort().to(images.device))
+        return views.index_select(0, places[1])

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lightning.checks import check_at_least, check_between
-from pfl_lightning.datamodules.augmentation.ops import Augmentation, check_images, resize_boxes, rotate, unit_floats
+from pfl_lightning.data import to_device
+from pfl_lightning.datamodules.augmentation.ops import (
+    Augmentation,
+    Generators,
+    check_images,
+    drawn,
+    resize_boxes,
+    rotate,
+    unit_floats,
+)
 
 ATTEMPTS = 10  # as in torchvision: after this many boxes that do not fit, the center of the image is taken
 
@@ -40,11 +49,13 @@ class RandomCrop(Augmentation):
 
     padding: int = 4
 
+    takes_parts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Check the padding."""
         check_at_least("padding", self.padding, 0)
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Crop each image at a random position.
 
         Args:
@@ -56,7 +67,9 @@ class RandomCrop(Augmentation):
         """
         check_images(images)
         batch, _, height, width = images.shape
-        shifts = torch.randint(0, 2 * self.padding + 1, (2, batch), generator=generator).to(images.device)
+        places = 2 * self.padding + 1
+        shifts = drawn(lambda count, own: torch.randint(0, places, (2, count), generator=own), batch, generator)
+        shifts = to_device(shifts, images.device)
         padded = F.pad(images, (self.padding,) * 4)
         # All possible crops as a view without a copy; one indexing step then takes each sample's own.
         crops = padded.unfold(2, height, 1).unfold(3, width, 1)
@@ -84,11 +97,13 @@ class RandomFlip(Augmentation):
 
     p: float = 0.5
 
+    takes_parts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Check the probability."""
         check_between("p", self.p, 0, 1)
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Flip some of the images.
 
         Args:
@@ -99,12 +114,12 @@ class RandomFlip(Augmentation):
             New tensor of the same shape.
         """
         check_images(images)
-        flipped = self.draw(len(images), generator).to(images.device)
+        flipped = to_device(self.draw(len(images), generator), images.device)
         return torch.where(flipped[:, None, None, None], images.flip(-1), images)
 
-    def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw(self, batch: int, generator: Generators = None) -> Tensor:
         """Draw the images that are flipped: shape (B,), bool, on the CPU; one number per image."""
-        return torch.rand(batch, generator=generator) < self.p
+        return drawn(lambda count, own: torch.rand(count, generator=own), batch, generator) < self.p
 
 
 @dataclass(frozen=True)
@@ -135,6 +150,8 @@ class RandomResizedCrop(Augmentation):
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
+    takes_parts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Check the ranges."""
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
@@ -142,7 +159,7 @@ class RandomResizedCrop(Augmentation):
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ValueError(f"ratio must be two rising finite values of width / height above 0, got {self.ratio}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Crop each image by a random box and scale it to the original size.
 
         Args:
@@ -155,7 +172,7 @@ class RandomResizedCrop(Augmentation):
         images = unit_floats(images)
         return resize_boxes(images, self.boxes(len(images), images.shape[2], images.shape[3], generator))
 
-    def boxes(self, batch: int, height: int, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def boxes(self, batch: int, height: int, width: int, generator: Generators = None) -> Tensor:
         """Draw random boxes.
 
         Args:
@@ -168,7 +185,8 @@ class RandomResizedCrop(Augmentation):
         Returns:
             Top, left, height and width in pixels, shape (4, B), int64, on the CPU.
         """
-        draws = torch.rand(2 * ATTEMPTS + 2, batch, generator=generator, dtype=torch.float64)
+        shape, like = 2 * ATTEMPTS + 2, torch.float64
+        draws = drawn(lambda count, own: torch.rand(shape, count, generator=own, dtype=like), batch, generator)
         low, high = (math.log(bound) for bound in self.ratio)
         areas = (self.scale[0] + draws[:ATTEMPTS] * (self.scale[1] - self.scale[0])) * (height * width)
         shapes = torch.exp(low + draws[ATTEMPTS:-2] * (high - low))
@@ -218,13 +236,15 @@ class RandomRotation(Augmentation):
     degrees: float
     interpolation: Literal["nearest", "bilinear"] = "nearest"
 
+    takes_parts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Check the settings."""
         check_between("degrees", self.degrees, 0, 360)
         if self.interpolation not in ("nearest", "bilinear"):
             raise ValueError(f"interpolation must be 'nearest' or 'bilinear', got {self.interpolation!r}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Rotate each image by a random angle.
 
         Args:
@@ -235,5 +255,6 @@ class RandomRotation(Augmentation):
             New float tensor of the same shape; bytes are scaled to [0, 1].
         """
         images = unit_floats(images)
-        angles = (2 * torch.rand(len(images), generator=generator, dtype=torch.float64) - 1) * self.degrees
-        return rotate(images, angles, self.interpolation)
+        like = torch.float64
+        draws = drawn(lambda count, own: torch.rand(count, generator=own, dtype=like), len(images), generator)
+        return rotate(images, (2 * draws - 1) * self.degrees, self.interpolation)

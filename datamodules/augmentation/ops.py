@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfl_lightning.data import to_device
+
+Generators: TypeAlias = torch.Generator | tuple[tuple[torch.Generator, int], ...] | None
+"""CPU generator of a batch, or those of its parts, one after the other, each with its number of images."""
+
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
+
+
+def drawn(draw: Callable[[int, torch.Generator | None], Tensor], batch: int, generator: Generators) -> Tensor:
+    """Numbers of the images of a batch, shape (..., B): each part's are what its own generator gives it alone.
+
+    Args:
+        draw: Draws for a number of images by a generator.
+        batch: Number of images B, those of all parts.
+        generator: Generator of the batch, or of each part.
+
+    Example:
+        >>> first, second = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+        >>> both = drawn(lambda count, own: torch.rand(2, count, generator=own), 5, ((first, 3), (second, 2)))
+        >>> torch.equal(both[:, 3:], torch.rand(2, 2, generator=torch.Generator().manual_seed(1)))
+        True
+    """
+    if isinstance(generator, tuple):
+        return torch.cat([draw(count, own) for own, count in generator], dim=-1)
+    return draw(batch, generator)
 
 
 def unit_floats(images: Tensor) -> Tensor:
@@ -127,7 +151,7 @@ def shift_hue_(images: Tensor, shifts: Tensor) -> Tensor:
     hue = torch.sub(green, blue, out=from_blue).lerp_(from_green, high.sub_(red).sign_())
     hue.div_(torch.clamp_min(chroma, torch.finfo(images.dtype).tiny, out=weight).mul_(6))
     # One more turn than asked for keeps the sum positive, so that its fraction is the remainder.
-    hue.add_((1 + shifts).view(-1, 1, 1, 1).to(images)).frac_().mul_(6)
+    hue.add_(to_device((1 + shifts).view(-1, 1, 1, 1).to(images.dtype), images.device)).frac_().mul_(6)
     torch.addcmul(low, chroma, torch.sub(hue, 3, out=weight).abs_().sub_(1).clamp_(0, 1), out=red)
     torch.addcmul(low, chroma, torch.sub(hue, 2, out=weight).abs_().neg_().add_(2).clamp_(0, 1), out=green)
     torch.addcmul(low, chroma, torch.sub(hue, 4, out=weight).abs_().neg_().add_(2).clamp_(0, 1), out=blue)
@@ -145,7 +169,7 @@ def to_gray_(images: Tensor, chosen: Tensor) -> Tensor:
     Returns:
         The given images.
     """
-    places = chosen.nonzero()[:, 0].to(images.device)
+    places = to_device(chosen.nonzero()[:, 0], images.device)
     return images.index_copy_(0, places, luma(images.index_select(0, places)).expand(-1, images.shape[1], -1, -1))
 
 
@@ -176,9 +200,9 @@ def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor | None = None) -
     if flipped is not None:
         columns = torch.where(flipped[:, None], columns.flip(1), columns)
     shape = (len(images), height, width)
-    grid = torch.stack(
-        [columns.to(images)[:, None, :].expand(shape), rows.to(images)[:, :, None].expand(shape)], dim=-1
-    )
+    places = to_device(torch.cat([columns, rows], dim=1).to(images.dtype), images.device)
+    columns, rows = places.split([width, height], dim=1)
+    grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], dim=-1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
@@ -199,7 +223,7 @@ def rotate(images: Tensor, degrees: Tensor, interpolation: Literal["nearest", "b
     """
     height, width = images.shape[2:]
     angles = degrees.double().deg2rad().view(-1, 1, 1)
-    sine, cosine = angles.sin().to(images), angles.cos().to(images)
+    sine, cosine = to_device(torch.stack([angles.sin(), angles.cos()]).to(images.dtype), images.device)
     y = torch.arange(height, dtype=images.dtype, device=images.device).sub_((height - 1) / 2)[:, None]
     x = torch.arange(width, dtype=images.dtype, device=images.device).sub_((width - 1) / 2)
     grid = torch.stack([(cosine * x - sine * y) * (2 / width), (sine * x + cosine * y) * (2 / height)], dim=-1)
@@ -223,6 +247,8 @@ class Augmentation(ABC):
 
     Attributes:
         unit_range: True if floats must be between 0 and 1, since changes of color need black and white.
+        takes_parts: True if the class takes the generators of several clients' images at once, as it draws by
+            :func:`drawn` alone; others, and subclasses that do not say it again, are called client by client.
 
     Example:
         A user-defined augmentation that inverts half of the images:
@@ -239,6 +265,7 @@ class Augmentation(ABC):
     """
 
     unit_range: ClassVar[bool] = False
+    takes_parts: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:

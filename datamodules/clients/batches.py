@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.augmentation.ops import Augmentation
+from pfl_lightning.data import to_device
+from pfl_lightning.datamodules.augmentation.ops import Augmentation, Generators
 
 if TYPE_CHECKING:
     from pfl_lightning.datamodules.clients.splits import ClientSplit
@@ -51,18 +53,23 @@ class BatchTransform:
             if min(self.std) <= 0:
                 raise ValueError(f"std must be above 0 in every channel, got {self.std}")
 
-    def augment(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def augment(self, inputs: Tensor, generator: Generators = None) -> Tensor:
         """Apply the augmentations.
 
         Args:
             inputs: Stored values, shape (B, C, H, W).
-            generator: CPU generator of all random draws.
+            generator: CPU generator of all random draws, or those of several clients, whose images follow one another:
+                each client's draws are its own.
 
         Returns:
             Tensor of the same shape; of the same dtype, or floats from 0 to 1 if an augmentation converts bytes.
         """
         for augmentation in self.augmentations:
-            inputs = augmentation(inputs, generator)
+            if isinstance(generator, tuple) and not vars(type(augmentation)).get("takes_parts", False):
+                parts = inputs.split([count for _, count in generator])
+                inputs = torch.cat([augmentation(part, own) for part, (own, _) in zip(parts, generator, strict=True)])
+            else:
+                inputs = augmentation(inputs, cast(Any, generator))
         return inputs
 
     def normalize(self, inputs: Tensor, *, in_place: bool = False) -> Tensor:
@@ -89,9 +96,16 @@ class BatchTransform:
             )
         outputs = outputs.float()
         shape = (1, -1, *([1] * (inputs.ndim - 2)))
-        mean = torch.tensor(self.mean, dtype=outputs.dtype, device=inputs.device).view(shape)
-        std = torch.tensor(self.std, dtype=outputs.dtype, device=inputs.device).view(shape)
+        numbers = _numbers.__wrapped__ if inputs.device.type == "cpu" else _numbers
+        mean, std = (numbers(values, outputs.dtype, inputs.device).view(shape) for values in (self.mean, self.std))
         return (outputs.sub(mean) if outputs is inputs and not in_place else outputs.sub_(mean)).div_(std)
+
+
+@lru_cache(maxsize=64)
+def _numbers(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on a device, sent once."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def channel_statistics(inputs: Tensor, chunk: int = 16384) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -196,12 +210,10 @@ class BatchLoader:
         """
         order = None
         if self._shuffle:
-            order = torch.randperm(self.num_samples, generator=self._generator).to(self._device)
+            order = to_device(torch.randperm(self.num_samples, generator=self._generator), self._device)
         elif self.augmented:  # by numbers, too: rows that are changed are copies
             order = torch.arange(self.num_samples, device=self._device)
-        if self.augmented and self._raw is None:
-            self._raw = self._split.raw_inputs.to(self._device)
-        parts: Any = (self._raw, self._targets) if self.augmented else self.tensors()
+        parts: Any = self.stored() if self.augmented else self.tensors()
         parts = parts if self._values is None else (*parts, self._values)
         for start in range(0, self._num_batches * self.batch_size, self.batch_size):
             batch: Any = (
@@ -210,9 +222,23 @@ class BatchLoader:
             rows, *given = (part[batch] if order is None else part.index_select(0, batch) for part in parts)
             rows = rows if self.views == 1 else rows.repeat_interleave(self.views, dim=0)
             if self.augmented:
-                transform = self._split.transform
-                rows = transform.normalize(transform.augment(rows, self._generator), in_place=True)
+                rows = self.transformed(rows, self._generator)
             yield rows if self.views == 1 else rows.unflatten(0, (-1, self.views)), *given
+
+    @property
+    def transform(self) -> BatchTransform:
+        """Augmentation and normalization of the split."""
+        return self._split.transform
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """All samples of the split in its order, as stored: inputs (n, ...) and classes (n,), on the device."""
+        if self._raw is None:
+            self._raw = self._split.raw_inputs.to(self._device)
+        return self._raw, self._targets
+
+    def transformed(self, inputs: Tensor, generator: Generators) -> Tensor:
+        """Stored inputs, (B, ...), augmented and normalized; see :meth:`BatchTransform.augment`."""
+        return self.transform.normalize(self.transform.augment(inputs, generator), in_place=True)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All samples of the split in its order, normalized and never augmented.

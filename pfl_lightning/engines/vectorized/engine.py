@@ -67,9 +67,9 @@ class VectorizedEngine(Engine):
     hooks, optimizes manually, calls ``.item()``, branches on data, assigns Python attributes or changes their lists,
     dictionaries or sets (put what differs between clients into a non-persistent buffer), uses a parameter for some of
     the batches that are computed together, or returns a loss term in some steps only. So does a client alone in its
-    group. Other objects that are changed in place are not noticed. Augmentation, ``receive``, ``before_fit``,
-    ``make_update`` and evaluation go client by client. Under precision ``16-mixed``, in which every client has a loss
-    scale of its own, all do: ``bf16-mixed`` needs none.
+    group. Other objects that are changed in place are not noticed. ``receive``, ``before_fit``, ``make_update``, an
+    augmentation of the user's own and evaluation go client by client. Under precision ``16-mixed``, in which every
+    client has a loss scale of its own, all do: ``bf16-mixed`` needs none.
 
     Args:
         clients_per_batch: Largest number of clients trained, or fine-tuned, together. Memory on the device grows with

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient, Phase
+from pfl_lightning.data import to_device
 from pfl_lightning.engines.lifecycle import check_finite_losses, phase_data
 from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
@@ -28,11 +29,13 @@ Tensors = Mapping[str, Tensor]
 class Stream:
     """Batches of one client in all epochs of a phase, in the same order as under every other engine.
 
-    Batches without augmentation are given by the positions of their samples, so that those of all clients can be
-    gathered at once.
+    Batches are given by the positions of their samples, so that those of all clients can be gathered, and augmented, at
+    once; data of other kinds that augment give the batches themselves.
 
     Attributes:
         steps: Number of batches, over all epochs.
+        generator: Generator of the order and the augmentations.
+        transform: Augmentation of the batches; ``None`` where there is none.
         pooled: Whether the stream gives positions.
         index: Number of the last batch in its epoch.
         epoch_ended: Whether it was the epoch's last.
@@ -44,19 +47,20 @@ class Stream:
     ) -> None:
         context = member.context
         self._data = phase_data(client, phase, context)
-        self._generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        loader = self._data.loader(self._generator)
-        self._loader = loader if member.features is None else loader.with_inputs(member.features)
+        self.generator = seeded_generator(environment.seed, purpose, context.round, context.client)
+        loader = self._data.loader(self.generator)
+        self._loader: Any = loader if member.features is None else loader.with_inputs(member.features)
         self._epochs = phase.epochs
         self.steps = phase.epochs * len(self._loader)
-        self.pooled = not self._loader.augmented
+        self.transform = getattr(self._loader, "transform", None) if self._loader.augmented else None
+        self.pooled = not self._loader.augmented or self.transform is not None
         self.index, self.epoch_ended, self.offset = -1, True, 0
         self._items: Iterator[Batch] | None = None
 
     def next(self) -> Batch:
         """Parts of the next batch, or its positions alone."""
         if self._items is None:
-            self._items = _items(self._data, self._loader, self._generator, self._epochs, self.pooled)
+            self._items = _items(self._data, self._loader, self.generator, self._epochs, self.pooled)
         item, length = next(self._items), len(self._loader)
         self.index = (self.index + 1) % length
         self.epoch_ended = self.index + 1 == length
@@ -65,7 +69,11 @@ class Stream:
     def tensors(self) -> Batch:
         """All inputs (n, ...), labels (n,) and attached values, to which positions refer."""
         values = () if self._data.values is None else (self._data.values,)
-        return (*self._loader.tensors(), *values)
+        return (*(self._loader.tensors() if self.transform is None else self._loader.stored()), *values)
+
+    def transformed(self, inputs: Tensor, counts: Sequence[tuple[torch.Generator, int]]) -> Tensor:
+        """Stored inputs of several clients, augmented and normalized; generators and numbers of images of each."""
+        return cast(Tensor, self._loader.transformed(inputs, tuple(counts)))
 
 
 def _items(data: FitData, loader: Any, generator: torch.Generator, epochs: int, pooled: bool) -> Iterator[Batch]:
@@ -87,7 +95,8 @@ class StackedBatches:
         self._environment, self._by_index = environment, by_index
         self._pool: Batch | None = None
         self._common: int | None = None  # number of samples whose inputs are the same tensor for all clients
-        parts = [stream.tensors() for stream in streams] if all(s.pooled for s in streams) else []
+        at_once = all(s.pooled and s.transform == streams[0].transform for s in streams)
+        parts = [stream.tensors() for stream in streams] if at_once else []
         if len({tuple((column.shape[1:], column.dtype) for column in part) for part in parts}) == 1:
             offset = 0
             for stream, part in zip(streams, parts, strict=True):
@@ -117,20 +126,22 @@ class StackedBatches:
             rows.append(row)
             items.append(item)
         for rows, items, index in groups.values():
-            batch: Batches = self._environment.precision.convert_input(self._together(items))
+            batch: Batches = self._together(items, [active[row] for row in rows])
+            batch = self._environment.precision.convert_input(batch)
             complete = len(rows) == len(active)
-            yield None if complete else torch.tensor(rows, device=batch[0][0].device), index, batch
+            yield None if complete else to_device(torch.tensor(rows), batch[0].device), index, batch
 
-    def _together(self, items: Sequence[Batch]) -> Batches:
+    def _together(self, items: Sequence[Batch], streams: Sequence[Stream]) -> Batches:
         if self._pool is None:
             return tuple(torch.stack(column) for column in zip(*items, strict=True))
         inputs, *others = self._pool
-        positions = torch.stack([item[0] for item in items]).to(
-            inputs.device, non_blocking=True
-        )  # (R, B), or (R, B, views)
+        positions = to_device(torch.stack([item[0] for item in items]), inputs.device)  # (R, B), or (R, B, views)
         samples = positions if positions.ndim == 2 else positions[..., 0]
         rows = positions if self._common is None else positions % self._common
-        gathered = inputs.index_select(0, rows.flatten()).unflatten(0, positions.shape)
+        gathered = inputs.index_select(0, rows.flatten())
+        if streams[0].transform is not None:
+            gathered = streams[0].transformed(gathered, [(own.generator, positions[0].numel()) for own in streams])
+        gathered = gathered.unflatten(0, positions.shape)
         return (gathered, *(other.index_select(0, samples.flatten()).unflatten(0, samples.shape) for other in others))
 
 

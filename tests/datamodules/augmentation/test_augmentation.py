@@ -8,6 +8,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from pfl_lightning.datamodules import (
+    BatchTransform,
     ColorJitter,
     RandomCrop,
     RandomFlip,
@@ -79,6 +80,24 @@ def test_the_generator_alone_decides_and_the_inputs_stay(augmentation, dtype, ch
     if dtype == torch.uint8:
         torch.testing.assert_close(first, augmentation(images.float() / 255, seeded(5)))
     assert augmentation(images[:0], seeded()).shape == (0, channels, 8, 10)
+
+
+class Inverted(RandomFlip):
+    """A user's subclass, which draws by itself."""
+
+    def draw(self, batch, generator=None):
+        return torch.rand(batch, generator=generator) > self.p
+
+
+@pytest.mark.parametrize(
+    "augmentation", [*ALL, RandomCrop(2), RandomFlip(), Inverted(0.3)], ids=lambda one: type(one).__name__
+)
+def test_parts_of_several_generators_are_each_as_alone(augmentation):
+    images, sizes = torch.rand(9, 3, 8, 10, generator=seeded()), [4, 2, 3]
+    transform = BatchTransform((0.5,) * 3, (0.2,) * 3, (augmentation, RandomFlip()))
+    together = transform.augment(images, tuple((seeded(k), size) for k, size in enumerate(sizes)))
+    alone = [transform.augment(part, seeded(k)) for k, part in enumerate(images.split(sizes))]
+    assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("augmentation", [ALL[0], ALL[2], ALL[3], ALL[5]], ids=lambda one: type(one).__name__)

@@ -10,9 +10,14 @@ from _helpers.toy import CLIENTS, FEATURES, Toy, assert_same, run, whole_state
 from torch import nn
 
 from pfl_lightning import SequentialEngine, VectorizedEngine
-from pfl_lightning.datamodules import Augmentation
+from pfl_lightning.client import FitContext, Phase
+from pfl_lightning.datamodules import Augmentation, BatchLoader, RandomCrop, RandomFlip, RandomRotation
+from pfl_lightning.engines.vectorized.phase import StackedBatches, Stream
+from pfl_lightning.engines.vectorized.stack import Member
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.methods import DualFed, FedAvg, FedClassAvg, FedPAC
+from pfl_lightning.seeding import seeded_generator
 
 
 class Noise(Augmentation):
@@ -41,17 +46,45 @@ def convolution(input_shape):
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("augment", [False, True], ids=["plain", "augmented"])
+@pytest.mark.parametrize("augment", [[], [Noise()], [RandomCrop(1), RandomFlip()], [RandomFlip(), Noise()]], ids=str)
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, FedClassAvg, partial(DualFed, projector_batch_norm=False)])
 def test_images_with_one_view_or_two_agree(method, augment):
     def go(engine):
-        data = ToyImages(augment=[Noise()] if augment else False, batch_size=9)
+        data = ToyImages(augment=augment, batch_size=9)
         fit = partial(method, lr=0.01, epochs=2)
         return run(fit, 2, engine=engine, data=data, encoder=convolution, precision="64-true")
 
     got, expected = go(VectorizedEngine(forward="vmap")), go(SequentialEngine())
     assert not got.engine._warned
     assert_same(whole_state(got), whole_state(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize("own", [[RandomFlip(), RandomRotation(30)], [RandomCrop(1), Noise()]], ids=["built in", "own"])
+def test_a_stack_is_augmented_at_once_and_each_client_as_alone(own, monkeypatch):
+    """Bit for bit: the stacked batches are those that the client's loader gives."""
+    data, calls = ToyImages(augment=own, batch_size=5), []
+    data.setup()
+    client = run(FedAvg, 0, data=data, encoder=convolution).clients.models[0]
+    environment, phase = FitEnvironment(seed=3), Phase("all", epochs=2)
+    client.phase = phase
+    contexts = [FitContext(k, 1, FitData(data.client_data(k).train, 5, augment=True, views=2)) for k in range(CLIENTS)]
+    streams = [Stream(client, Member(None, context), phase, environment, "fit/0") for context in contexts]
+    monkeypatch.setattr(
+        BatchLoader, "transformed", lambda *args, own=BatchLoader.transformed: calls.append(1) or own(*args)
+    )
+    batches = StackedBatches(streams, environment, by_index=False)
+    seeds = [seeded_generator(3, "fit/0", 1, k) for k in range(CLIENTS)]
+    loaders = [context.data.loader(generator) for context, generator in zip(contexts, seeds, strict=True)]
+    expected = [iter([*loader, *loader]) for loader in loaders]
+    for number in range(min(stream.steps for stream in streams)):
+        calls.clear()
+        stacks = list(batches.next(streams))
+        assert len(calls) == len(stacks)
+        rows = [row for which, _, _ in stacks for row in (range(CLIENTS) if which is None else which.tolist())]
+        found = dict(zip(rows, [pair for *_, batch in stacks for pair in zip(*batch, strict=True)], strict=True))
+        for row, batch in enumerate(expected):
+            for one, other in zip(found[row], next(batch), strict=True):
+                assert torch.equal(one, other), (number, row)
 
 
 @pytest.mark.parametrize("views", [1, 2])
