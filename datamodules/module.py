@@ -195,6 +195,9 @@ class FederatedDataModule(LightningDataModule, ABC):
             self._public = found.public(replace(self.transform, augmentations=()))
             self._ready = found
 
+    def read_whole(self) -> None:
+        """Hold all samples as tensors, as the package's own methods need them: so they are, unless they are items."""
+
     def _divide(self, samples: Samples) -> Division:
         return divide(
             self.partition,

@@ -124,6 +124,9 @@ class FederatedData(Protocol):
     def client_data(self, client: int) -> ClientParts:
         """Training, validation and test parts of one client."""
 
+    def read_whole(self) -> None:
+        """Hold all samples as tensors, if they are items of any kind until then."""
+
     def current_cohort(self) -> list[int]:
         """Clients of the current round, in the order of the training loader."""
 

@@ -51,6 +51,7 @@ class FederatedTrainer(L.Trainer):
             output: Folder for ``partition.png`` and ``partition.npz``; by default the run's parent folder.
         """
         datamodule.prepare_data()
+        datamodule.read_whole()
         datamodule.setup("fit")
         folder = Path(output or self.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)

@@ -81,6 +81,9 @@ class Federation(L.LightningModule):
     tests_in_fits: ClassVar[bool] = True
     """Whether clients' test parts are evaluated beside their validation parts during a fit."""
 
+    takes_items: ClassVar[bool] = False
+    """Whether clients' samples may be items of any kind, and not tensors alone."""
+
     clients: Clients
     """Modules and stored states of all clients."""
 
@@ -144,6 +147,7 @@ class Federation(L.LightningModule):
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
         """The clients' modules, one for each architecture, in their first state."""
+        data.read_whole()
         return build_clients(self._assignment, self.method_factory, data, self.seed)
 
     def configure_callbacks(self) -> list[L.Callback]:

@@ -83,6 +83,11 @@ def data_of(
                 f"{type(given).__name__} is divided among clients already, as a list with the data of each is: leave "
                 "out partition, num_clients, labels and shared_evaluation"
             )
+        if isinstance(given, FromSilos) and given.tensor_options:
+            raise ConfigurationError(
+                f"{', '.join(given.tensor_options)}: of FromSilos, the package's own methods alone take this; clients "
+                "of a module have what their Datasets and loaders say: set it there"
+            )
         return given if isinstance(given, FederatedDataModule) else FromSilos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):
         what = "nothing, and the module has no train_dataloader" if given is None else type(given).__name__

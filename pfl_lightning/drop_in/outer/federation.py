@@ -61,6 +61,7 @@ class ModuleFederation(UserHooks):
     """
 
     tests_in_fits = False
+    takes_items = True
 
     def __init__(
         self,
