@@ -89,6 +89,11 @@ class FederatedClient(ModelAccess):
     needs_validation: bool = False
     """Whether a local fit uses the client's validation part, so that clients without one are refused at the start."""
 
+    averages_samples: ClassVar[bool] = True
+    """Whether the loss of a step is the mean over its batch of losses of one sample each, beside what does not depend
+    on the batch. Of a class that overrides ``training_step`` or ``loss_terms`` it holds if that class says so itself:
+    ``VectorizedEngine`` then pads incomplete batches, and masks what was added."""
+
     views: int = 1
     """Augmented copies of every sample in a training batch; with more than one, inputs have shape (B, views, ...)."""
 

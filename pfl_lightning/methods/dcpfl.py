@@ -75,6 +75,7 @@ class DCPFL(FederatedClient):
     shared = ("head.*",)
     batch_norm = "own"
     eval_model = "trained"
+    averages_samples = True
     loss_names = ("cross_entropy", "alignment")
 
     def __init__(

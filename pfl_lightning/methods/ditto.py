@@ -32,6 +32,7 @@ class Ditto(FederatedClient):
     model_agnostic = True
     shared = ("global_model.*",)
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -78,6 +78,7 @@ class FD(FederatedClient):
     shared = ()
     batch_norm = "own"
     eval_model = "trained"
+    averages_samples = True
     loss_names = ("cross_entropy", "distillation")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -38,6 +38,7 @@ class FedAMP(FederatedClient):
     feature_based = True
     batch_norm = "own_statistics"
     eval_model = "trained"
+    averages_samples = True
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -62,6 +62,7 @@ class FedCM(FederatedClient):
 
     citation = Citation("FedCM: Federated Learning with Client-level Momentum", "Xu et al.", "arXiv", 2021)
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "momentum")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -34,6 +34,7 @@ class FedDyn(FederatedClient):
 
     citation = Citation("Federated Learning Based on Dynamic Regularization", "Acar et al.", "ICLR", 2021)
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "linear", "proximal")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -53,6 +53,7 @@ class FedETF(FederatedClient):
     fixed = ("head.*",)
     batch_norm = "shared"
     paper_batch_size = 128
+    averages_samples = True
     loss_names = ("balanced_softmax",)
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -29,6 +29,7 @@ class FedLC(FederatedClient):
     feature_based = True
     scores_features = True
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("calibrated",)
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

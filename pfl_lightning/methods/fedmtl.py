@@ -46,6 +46,7 @@ class FedMTL(FederatedClient):
     model_agnostic = True
     batch_norm = "own_statistics"
     eval_model = "trained"
+    averages_samples = True
     loss_names = ("cross_entropy", "relationship")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -40,6 +40,7 @@ class FedNTD(FederatedClient):
         2022,
     )
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "not_true_distillation")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -81,6 +81,7 @@ class FedPAC(FederatedClient):
     feature_based = True
     batch_norm = "shared"
     paper_batch_size = 50
+    averages_samples = True
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

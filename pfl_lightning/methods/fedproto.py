@@ -34,6 +34,7 @@ class PrototypeClient(FederatedClient):
     shared = ()
     batch_norm = "own"
     equal_features = True
+    averages_samples = True
     loss_names = ("cross_entropy", "alignment")
 
     def __init__(

@@ -25,6 +25,7 @@ class FedProx(FederatedClient):
     citation = Citation("Federated Optimization in Heterogeneous Networks", "Li et al.", "MLSys", 2020)
     model_agnostic = True
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
 

@@ -37,6 +37,7 @@ class FedRoD(FederatedClient):
     shared = ("encoder.*", "head.*")
     batch_norm = "shared"
     heads = ("head.*", "personal_head.*")
+    averages_samples = True
     loss_names = ("balanced_softmax", "personal_cross_entropy")
     personalization_losses = ("cross_entropy",)  # nothing of it is averaged, so that local imbalance may stay
 

@@ -37,6 +37,7 @@ class MOON(FederatedClient):
     citation = Citation("Model-Contrastive Federated Learning", "Li et al.", "CVPR", 2021)
     shared: tuple[str, ...] = ("encoder.*", "projection.*", "head.*")
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "contrastive")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

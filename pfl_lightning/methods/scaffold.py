@@ -79,6 +79,7 @@ class SCAFFOLD(FederatedClient):
         "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", "Karimireddy et al.", "ICML", 2020
     )
     batch_norm = "shared"
+    averages_samples = True
     loss_names = ("cross_entropy", "control")
     personalization_losses = ("cross_entropy",)
     exported_losses = ("cross_entropy",)

@@ -61,6 +61,7 @@ class SphereFed(FederatedClient):
     batch_norm = "shared"
     shared: tuple[str, ...] = ("encoder.*",)
     fixed = ("head.*",)
+    averages_samples = True
     loss_names = ("squared_error",)
 
     calibrating: Tensor

@@ -28,7 +28,11 @@ from pfl_lightning.engines.lifecycle import (
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
 from pfl_lightning.engines.vectorized.graphs import make_computation
 from pfl_lightning.engines.vectorized.groups import Groups, Task
-from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, guarded_attributes, refuse_unusual
+from pfl_lightning.engines.vectorized.limits import (
+    CannotVectorizeError,
+    guarded_attributes,
+    refuse_unusual,
+)
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, prepare_evaluation, put_state
 from pfl_lightning.errors import ClientError, FederationError
@@ -55,7 +59,10 @@ class VectorizedEngine(Engine):
     other engines call is vectorized over it (``functional_call`` under ``vmap``). The optimizer is the client's own,
     over the stacked parameters, or over each client's rows (with a schedule, say). Schedules, clipping by norm,
     batch-normalization statistics and dropout are each client's own, and so are the order and the number of its
-    batches: clients with batches of different sizes are computed in turn, and one that has finished stays as it is.
+    batches: one that has finished stays as it is. Incomplete batches are padded, and the padding masked, where the loss
+    is a mean over samples (``averages_samples`` of the class, checked on a first batch); where it is not, under batch
+    normalization that trains and under dropout, clients with batches of different sizes are computed in turn. One or
+    two clients of many are computed without ``vmap``.
 
     The results are those of :class:`~pfl_lightning.engines.SequentialEngine` up to rounding. Where the forward pass is
     random (dropout), they are equally distributed, but the draws are others, and they depend on which clients are
@@ -231,9 +238,8 @@ class VectorizedEngine(Engine):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
-                run_stacked_phase(
-                    client, phase, stack, environment, f"{purpose}/{index}", self._clip, self._make_computation
-                )
+                own, pads = f"{purpose}/{index}", client not in self.groups.unpadded
+                run_stacked_phase(client, phase, stack, environment, own, self._clip, self._make_computation, pads)
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:

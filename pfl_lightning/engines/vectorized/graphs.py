@@ -77,7 +77,7 @@ class GraphedComputation:
 
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
         """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
-        if self._refused or not inputs.in_place:
+        if self._refused or not inputs.in_place or inputs.mask is not None:
             return self._compute(inputs, index)
         tensors = (*inputs.trained.values(), *inputs.others.values())
         stack = (len(inputs.batch[0]), *(tensor.data_ptr() for tensor in tensors))

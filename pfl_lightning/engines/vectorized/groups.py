@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.engines.vectorized.limits import CannotVectorizeError
+from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, PaddingError
 from pfl_lightning.fit.tasks import EvaluationResult, EvaluationTask, FitEnvironment, FitResult, FitTask
 
 Task = TypeVar("Task", FitTask, EvaluationTask)
@@ -40,11 +40,12 @@ class Groups:
     Attributes:
         at_once: Number of tasks that run at once; less than ``most`` after an out-of-memory error.
         reasons: Why modules' clients run one by one.
+        unpadded: Why their batches are not padded, although the class declares that they can be.
     """
 
     def __init__(self, most: int, log: Callable[[str], None]) -> None:
         self._most, self._log, self.at_once = most, log, most
-        self.reasons = PerModule[str]()
+        self.reasons, self.unpadded = PerModule[str](), PerModule[str]()
 
     def run(
         self,
@@ -91,6 +92,11 @@ class Groups:
                     found = together(model, group, environment)
             except torch.OutOfMemoryError:
                 fits = False
+            except PaddingError as error:
+                self.unpadded[model] = error.reason
+                if not error.silent:
+                    self._log(f"batches of {type(model).__name__} are not padded: {error.reason}")
+                continue
             except CannotVectorizeError as error:
                 self.reasons[model] = error.reason
                 if not error.silent:

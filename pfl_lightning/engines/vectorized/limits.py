@@ -27,6 +27,8 @@ from pfl_lightning.state.equality import same
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 ENGINES_OWN = SET_BY_ENGINES - set(HOOKS)
 """Attributes of modules that the engines and torch itself set, but for hooks around passes."""
+STEP_METHODS = ("training_step", "loss_terms")
+"""Methods of which the class that has the last word says whether they average over samples."""
 NOT_OF_USER = (
     *(str(Path(str(module.__file__)).parent) for module in (torch, lightning)),
     str(Path(__file__).parents[1]),
@@ -44,6 +46,10 @@ class CannotVectorizeError(Exception):
     def __init__(self, reason: str, silent: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.silent = reason, silent
+
+
+class PaddingError(CannotVectorizeError):
+    """Batches of clients cannot be padded, although they declare that their loss is a mean over samples."""
 
 
 class NoLogs(dict[str, list[Tensor]]):
@@ -92,6 +98,14 @@ def uses_batch_index(client: FederatedClient) -> bool:
     name = code.co_varnames[2]
     names = (i.argval for i in dis.get_instructions(step) if "LOAD" in i.opname)
     return any(found == name or (isinstance(found, tuple) and name in found) for found in names)
+
+
+def averages_samples(client: FederatedClient) -> bool:
+    """Whether the loss of a step is a mean over samples, each of which the network treats alone, as far as declared."""
+    owners = (next(kind for kind in type(client).__mro__ if name in vars(kind)) for name in STEP_METHODS)
+    declared = all(vars(owner).get("averages_samples", False) for owner in owners)
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in client.modules())
+    return declared and not normed and client.user_module is None
 
 
 # ---------------------------------------------------------------------- Python state

@@ -13,10 +13,10 @@ from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import to_device
 from pfl_lightning.engines.lifecycle import check_finite_losses, phase_data
 from pfl_lightning.engines.sequential import passed_through
-from pfl_lightning.engines.vectorized.limits import NoLogs, uses_batch_index
+from pfl_lightning.engines.vectorized.limits import NoLogs, averages_samples, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.engines.vectorized.stack import Member, Stack
-from pfl_lightning.engines.vectorized.step import Batches, Computation, StackedStep
+from pfl_lightning.engines.vectorized.step import FEW, Batches, Computation, StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
@@ -83,16 +83,19 @@ def _items(data: FitData, loader: Any, generator: torch.Generator, epochs: int, 
 
 
 class StackedBatches:
-    """Next batches of the clients, stacked where their shapes are the same.
+    """Next batches of the clients, stacked where their shapes are the same, or can be made so by padding.
 
     Args:
         streams: The clients' streams, in the stack's order.
         environment: Settings of the outer Trainer.
         by_index: Whether batches of different numbers are kept separate.
+        pads: Whether smaller batches are filled up by samples of theirs.
     """
 
-    def __init__(self, streams: Sequence[Stream], environment: FitEnvironment, by_index: bool) -> None:
-        self._environment, self._by_index = environment, by_index
+    def __init__(
+        self, streams: Sequence[Stream], environment: FitEnvironment, by_index: bool, pads: bool = False
+    ) -> None:
+        self._environment, self._by_index, self._pads = environment, by_index, pads and not by_index
         self._pool: Batch | None = None
         self._common: int | None = None  # number of samples whose inputs are the same tensor for all clients
         at_once = all(s.pooled and s.transform == streams[0].transform for s in streams)
@@ -111,38 +114,49 @@ class StackedBatches:
             for stream in streams:
                 stream.pooled = False
 
-    def next(self, active: Sequence[Stream]) -> Iterator[tuple[Tensor | None, int, Batches]]:
+    def next(self, active: Sequence[Stream]) -> Iterator[tuple[Tensor | None, int, Batches, Tensor | None]]:
         """Next batch of every active client.
 
         Yields:
             The clients' rows, or None for all active ones; the batch's number in its epoch, of at least one of them;
-            and the batches.
+            the batches; and, where they are padded, a mask of their own samples.
         """
+        pads = self._pads and len(active) > FEW
         groups: dict[object, tuple[list[int], list[Batch], int]] = {}
         for row, stream in enumerate(active):
             item = stream.next()
-            key = (item[0].shape, stream.index if self._by_index else 0)
+            key = (item[0].shape[pads:], stream.index if self._by_index else 0)
             rows, items, _ = groups.setdefault(key, ([], [], stream.index))
             rows.append(row)
             items.append(item)
         for rows, items, index in groups.values():
-            batch: Batches = self._together(items, [active[row] for row in rows])
-            batch = self._environment.precision.convert_input(batch)
-            complete = len(rows) == len(active)
-            yield None if complete else to_device(torch.tensor(rows), batch[0].device), index, batch
+            batch: Batches = self._environment.precision.convert_input(
+                self._gathered(items, [active[row] for row in rows])
+                if self._pool is not None
+                else tuple(torch.cat(column) for column in zip(*items, strict=True))
+            )
+            sizes, mask, device = torch.tensor([len(item[0]) for item in items]), None, batch[0].device
+            if (sizes != sizes[0]).any():
+                numbers = torch.arange(int(sizes.max()))
+                mask = numbers < sizes[:, None]
+                places = torch.where(mask, numbers, 0) + (sizes.cumsum(0) - sizes)[:, None]
+                mask, places = to_device(mask, device), to_device(places.flatten(), device)
+                batch = tuple(part.index_select(0, places) for part in batch)
+            batch = tuple(part.unflatten(0, (len(items), -1)) for part in batch)
+            yield None if len(rows) == len(active) else to_device(torch.tensor(rows), device), index, batch, mask
 
-    def _together(self, items: Sequence[Batch], streams: Sequence[Stream]) -> Batches:
-        if self._pool is None:
-            return tuple(torch.stack(column) for column in zip(*items, strict=True))
+    def _gathered(self, items: Sequence[Batch], streams: Sequence[Stream]) -> Batch:
+        """Batches of several clients, one after the other, from the positions of their samples."""
+        assert self._pool is not None
         inputs, *others = self._pool
-        positions = to_device(torch.stack([item[0] for item in items]), inputs.device)  # (R, B), or (R, B, views)
-        samples = positions if positions.ndim == 2 else positions[..., 0]
+        positions = to_device(torch.cat([item[0] for item in items]), inputs.device)  # (N,), or (N, views)
+        samples = positions if positions.ndim == 1 else positions[..., 0].contiguous()
         rows = positions if self._common is None else positions % self._common
         gathered = inputs.index_select(0, rows.flatten())
         if streams[0].transform is not None:
-            gathered = streams[0].transformed(gathered, [(own.generator, positions[0].numel()) for own in streams])
-        gathered = gathered.unflatten(0, positions.shape)
-        return (gathered, *(other.index_select(0, samples.flatten()).unflatten(0, samples.shape) for other in others))
+            counts = [(own.generator, item[0].numel()) for own, item in zip(streams, items, strict=True)]
+            gathered = streams[0].transformed(gathered, counts)
+        return (gathered.unflatten(0, positions.shape), *(other.index_select(0, samples) for other in others))
 
 
 @torch.no_grad()
@@ -181,6 +195,7 @@ def run_stacked_phase(
     purpose: str,
     clip: Callable[[Tensors], None] | None,
     make_computation: Callable[[FederatedClient, FitEnvironment], Computation],
+    pads: bool = False,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 
@@ -192,6 +207,7 @@ def run_stacked_phase(
         purpose: Purpose of the seeds of batch orders and augmentations.
         clip: Clips the gradients; ``None`` leaves them.
         make_computation: Makes the computation of a step.
+        pads: Whether incomplete batches are padded, where the loss is a mean over samples.
     """
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None
@@ -201,7 +217,8 @@ def run_stacked_phase(
     optimizer = StackedOptimizer(client, phase, stack, [stream.steps for stream in ordered])
     with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
         step = StackedStep(client, make_computation(client, environment))
-        batches = StackedBatches(ordered, environment, uses_batch_index(client))
+        pads = pads and averages_samples(client)
+        batches = StackedBatches(ordered, environment, uses_batch_index(client), pads)
         losses = train(stack, step, optimizer, ordered, batches, clip)
     for row, member in enumerate(stack.members):
         own = {name: values[row, : ordered[row].steps] for name, values in losses.items() if ordered[row].steps}
@@ -235,8 +252,8 @@ def train(
             step.bind(stack.tensors, count)
             optimizer.bind({name: stack.tensors[name][:count] for name in optimizer.names})
         step.begin()
-        for rows, index, batch in batches.next(active):
-            for name, values in step.run(rows, batch, index).items():
+        for rows, index, batch, mask in batches.next(active):
+            for name, values in step.run(rows, batch, index, mask).items():
                 if name not in losses:
                     losses[name] = values.new_zeros((len(streams), steps))
                 losses[name][slice(count) if rows is None else rows, number] = values

@@ -80,8 +80,8 @@ def test_a_stack_is_augmented_at_once_and_each_client_as_alone(own, monkeypatch)
         calls.clear()
         stacks = list(batches.next(streams))
         assert len(calls) == len(stacks)
-        rows = [row for which, _, _ in stacks for row in (range(CLIENTS) if which is None else which.tolist())]
-        found = dict(zip(rows, [pair for *_, batch in stacks for pair in zip(*batch, strict=True)], strict=True))
+        rows = [row for which, _, _, _ in stacks for row in (range(CLIENTS) if which is None else which.tolist())]
+        found = dict(zip(rows, [pair for _, _, batch, _ in stacks for pair in zip(*batch, strict=True)], strict=True))
         for row, batch in enumerate(expected):
             for one, other in zip(found[row], next(batch), strict=True):
                 assert torch.equal(one, other), (number, row)
