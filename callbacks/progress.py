@@ -23,9 +23,9 @@ class RoundProgress(L.Callback):
 
     Rounds count from 1. Seconds and bytes are those of the round, without its evaluation. The loss is the clients' mean
     training loss; accuracies are means over the clients that were evaluated after the round, if any were, and those of
-    nearest neighbors are called so. The time left is that of the rounds up to ``max_epochs``, if they take as long as
-    those so far with their evaluations. The command line adds this callback unless the Trainer has
-    ``enable_progress_bar=False``.
+    nearest neighbors are called so. With privacy, epsilon so far follows the bytes. The time left is that of the rounds
+    up to ``max_epochs``, if they take as long as those so far with their evaluations. The command line adds this
+    callback unless the Trainer has ``enable_progress_bar=False``.
 
     Example:
         >>> from pfl_lightning import FederatedLoop
@@ -66,6 +66,8 @@ class RoundProgress(L.Callback):
         named = [] if first is None else sorted(first.progress_bar_names)  # the module has logged these for the bar
         parts += [f"{name} {summary[name]:.4g}" for name in named if name in summary]
         parts += [f"{up / 1e6:.2f} MB up", f"{down / 1e6:.2f} MB down"]
+        if pl_module.mechanism is not None:
+            parts.append(f"epsilon {pl_module.mechanism.epsilon():.3g}")
         number, most = trainer.current_epoch + 1, trainer.max_epochs or -1
         if most > 0:
             each = (time.perf_counter() - self._start) / self._rounds

@@ -76,6 +76,7 @@ def counts(loop: RoundLoop | None, federation: Federation, evaluated_clients: in
         },
         "seconds": seconds,
         "seconds_per_round": seconds / rounds if rounds and seconds is not None else None,
+        **({} if federation.mechanism is None else {"privacy": federation.mechanism.facts()}),
     }
 
 
@@ -207,7 +208,7 @@ def _rows(federation: Federation, part: Part) -> str:
 
 
 def method_arguments(federation: Federation) -> dict[str, Any]:
-    """The hyper-parameters of the clients, defaults included, and a server's optimizer, in a form that JSON has.
+    """The clients' hyper-parameters, defaults included, a server's optimizer, and privacy, in a form that JSON has.
 
     Functions and classes are called by their names, partials by theirs with their arguments, other objects by their
     class.
@@ -226,6 +227,8 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
             found[name] = as_json(own if given.get(name) is None else given[name])
     if federation.server_optimizer is not None:
         found["server_optimizer"] = as_json(federation.server_optimizer)
+    if federation.privacy is not None:
+        found["privacy"] = as_json(federation.privacy)
     return found
 
 

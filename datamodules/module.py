@@ -298,7 +298,10 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the round's clients, one per batch: tensors of shape (1,)."""
-        return DataLoader(self.current_cohort(), 1)  # type: ignore[arg-type]
+        cohort = self.current_cohort()
+        if not cohort:  # an epoch without batches would be none: a batch without clients
+            return DataLoader([torch.zeros(0, dtype=torch.int64)], None)  # type: ignore[arg-type]
+        return DataLoader(cohort, 1)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[int]:
         """Loader of the ids of the evaluated clients, one per batch: tensors of shape (1,)."""

@@ -12,6 +12,7 @@ What one uses
 What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
 ``server_optimizers``                    optimizers by which an averaging server steps
+``privacy``                              client-level differential privacy of what the server sends
 ``phases``, ``options``, ``learner``     phases of a local fit; types of methods' options; networks that a server trains
 ``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
 What a run is made of
@@ -88,7 +89,18 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = frozenset(
     (
         *("callbacks", "checks", "cli", "client", "data", "datamodules", "drop_in", "encoders", "engines", "errors"),
-        *("federation", "functional", "messages", "methods", "metrics", "options", "phases", "round", "seeding"),
+        *(
+            "federation",
+            "functional",
+            "messages",
+            "methods",
+            "metrics",
+            "options",
+            "phases",
+            "privacy",
+            "round",
+            "seeding",
+        ),
         *("report", "self_supervised", "server", "server_optimizers", "state", "study"),
     )
 )

@@ -17,11 +17,20 @@ from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
 
-__all__ = ["LARGEST", "Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "magnitude"]
+__all__ = ["LARGEST", "TELLS", "Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "magnitude"]
 __all__ += ["statistics_field", "weight_field"]
 
 State = Mapping[str, Tensor]
 """A named part of a model's state: parameter or buffer names to tensors."""
+
+TELLS = (
+    *("weights", "class counts", "label presence", "class means", "class covariances", "class scores"),
+    *("feature mean", "feature variance", "feature products", "public scores"),
+    *("amount of work", "quality of fit", "choice"),
+)
+"""What fields of updates may tell: trained weights or their change; per class the number of samples, whether there are
+any, the mean, the covariance and the mean scores; mean, variance and products of all features; scores of public
+samples; how much was computed; how well models fit; which of several models was chosen."""
 
 WEIGHTS = "weights"
 STATISTICS = "statistics"
@@ -84,6 +93,8 @@ class FieldSchema:
         total: Name of an attribute of the message which the numbers add up to at most, such as ``"num_samples"`` for
             class counts; ``None`` for no bound.
         covariance: Whether the last two axes are of a covariance: symmetric, without negative eigenvalues.
+        tells: What the content tells of a client's data, one of :data:`TELLS`. The pages of methods say it, and
+            :class:`~pfl_lightning.privacy.ClientPrivacy` goes by it; what it does not know, it refuses.
     """
 
     kind: str
@@ -96,6 +107,7 @@ class FieldSchema:
     ascending: bool = False
     total: str | None = None
     covariance: bool = False
+    tells: str | None = None
 
     def range_error(self, value: Tensor, sizes: Mapping[str, int]) -> str | None:
         """Expected range of the numbers; ``None`` if ``value``, finite, lies in it."""
@@ -311,4 +323,4 @@ class ClientUpdate(Message):
     """
 
     num_samples: int
-    weights: State = weight_field(default_factory=dict)
+    weights: State = weight_field(default_factory=dict, tells="weights")

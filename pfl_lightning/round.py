@@ -20,6 +20,7 @@ from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, 
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.notices import shown_before
+from pfl_lightning.privacy.mechanism import PrivacyMechanism
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.image import Growth, Snapshot
@@ -76,6 +77,8 @@ class Round:
             or ends the run, ``"raise"``, as it does before a first good round.
         fits: Results of the engine, which takes its tasks from :meth:`broadcasts`; set by
             :meth:`~pfl_lightning.federation.Federation.begin_round`, since the engine needs the round first.
+        mechanism: Takes the updates in the place of the server, and gives it one that stands for all of them; ``None``
+            without privacy.
         results: Losses, times and errors of the clients so far, without updates and personal states.
     """
 
@@ -88,6 +91,7 @@ class Round:
     traffic: Traffic
     guard: UpdateGuard
     on_client_error: str = "skip"
+    mechanism: PrivacyMechanism | None = None
     results: list[FitResult] = field(default_factory=list)
     fits: Iterator[FitResult] = field(init=False, repr=False)
     _sent: dict[int, Broadcast] = field(default_factory=dict, init=False, repr=False)
@@ -177,9 +181,12 @@ class Round:
                 fault = self.guard.fault(result.update, sent, norms)
                 if fault is not None:
                     result.update.refuse(fault)
-                if type(self.server).receive not in ATOMIC_RECEIVERS:
+                if self.mechanism is not None:
+                    self.mechanism.add(result.update, sent)
+                elif type(self.server).receive not in ATOMIC_RECEIVERS:
                     before = self._last = Snapshot(self.server)  # shares what has not changed since
-                self.server.receive(result.update)
+                if self.mechanism is None:
+                    self.server.receive(result.update)
             except Exception as refused:
                 if before is not None:
                     before.restore()
@@ -260,8 +267,12 @@ class Round:
             if not self._has_good_round:
                 raise FederationError(f"round {self.number + 1}: {fault}") from (errors[0] if errors else None)
             return self._undo(fault, "look at these clients, or lower min_clients")
+        if self.mechanism is not None:  # also of a cohort that is empty
+            self._before = self._before or Snapshot(self.server)
         before, self._before, self._last = self._before, None, None
         try:
+            if self.mechanism is not None:
+                self._receive_private(self.mechanism)
             self.server.aggregate()
             growth = Growth(None, 1.0, "") if before is None else before.growth(self.server)
         except Exception as error:
@@ -279,6 +290,13 @@ class Round:
         self.guard.end_round(accepted=True)
         self.clients.rounds_trained[[result.client for result in self.results if result.error is None]] += 1
         return growth
+
+    def _receive_private(self, mechanism: PrivacyMechanism) -> None:
+        """Let the server receive the update that stands for the cohort: nothing else of its clients."""
+        update = mechanism.release(self.server, self.server.broadcast(self.data.participating[0], self.number))
+        if update is not None:
+            self.server.check(update)
+            self.server.receive(update)
 
     def _undo(self, fault: str, advice: str) -> Growth:
         """Bring the server back to what it was before the round, with a warning."""
@@ -325,4 +343,4 @@ class Round:
             found |= over_clients(name, values, weights, reduction_of(name, own[0].reductions))
         found["train/clients_left_out"] = float(len(self.results) - len(good))
         found |= self.server.metrics
-        return found
+        return found if self.mechanism is None else found | self.mechanism.metrics()

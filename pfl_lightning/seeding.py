@@ -73,6 +73,10 @@ class Purpose(StrEnum):
     """Samples of a client that are inspected."""
     PUBLIC = "public"
     """Public samples of a round."""
+    PRIVATE_COHORT = "private cohort"
+    """Clients that train in a round with privacy, by its secret seed."""
+    PRIVATE_NOISE = "private noise"
+    """Noise of a round with privacy, by its secret seed."""
     TSNE = "t-SNE"
     """Start of the embedding of features in the plane."""
 

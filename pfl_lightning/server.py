@@ -201,6 +201,13 @@ class Aggregator(nn.Module):
             "(docs/methods/fedopt.md lists them)"
         )
 
+    def takes_mean(self) -> bool:
+        """Return whether one update may stand for the mean of a cohort: it makes no difference which client sent what.
+
+        With :class:`~pfl_lightning.privacy.ClientPrivacy` the server receives such an update, and no other.
+        """
+        return False
+
     def has_client_weights(self) -> bool:
         """Return whether aggregations set :attr:`aggregation_weights`: each client gets its own combination."""
         return False
@@ -309,6 +316,11 @@ class AveragingAggregator(Aggregator):
             )
         single = [state[n].to(torch.promote_types(state[n].dtype, torch.float32), copy=True) for n in trained]
         self.server_optimizer, self.stepped_names = Learner(nn.ParameterList(single), make), trained
+
+    def takes_mean(self) -> bool:
+        """Return whether updates are averaged as this class does, and the mean is where the server steps."""
+        own = next(cls for cls in type(self).__mro__ if "aggregate" in vars(cls))
+        return type(self).receive is AveragingAggregator.receive and bool(vars(own).get("averages"))
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global state, the same for every client."""

@@ -38,6 +38,8 @@ PURPOSES = {
     "INSPECTION": "inspection",
     "INSPECTED_CLIENTS": "inspected clients",
     "INSPECTED_SAMPLES": "inspected samples",
+    "PRIVATE_COHORT": "private cohort",
+    "PRIVATE_NOISE": "private noise",
     "TSNE": "t-SNE",
 }
 STREAMS = ["RULE", "TEST", "VALIDATION", "POOL", "QUANTITY", "SHIFT", "NOVEL", "UNLABELED", "PUBLIC"]

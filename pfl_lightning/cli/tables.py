@@ -31,6 +31,9 @@ def print_fit(trainer: Any, federation: Federation) -> None:
         return
     writer = _results_writer(trainer)
     folder = writer.folder(trainer)
+    if federation.mechanism is not None:
+        spent = federation.mechanism.facts()
+        print(f"Privacy: epsilon {spent['epsilon']:.4g} at delta {spent['delta']:.2g}, after {spent['rounds']} rounds")
     if writer.chosen:
         Console().print(fit_table(federation, writer))
         print(f"Results: {folder}/results.json, clients.csv")

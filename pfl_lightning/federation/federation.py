@@ -32,6 +32,8 @@ from pfl_lightning.learner import MakeOptimizer
 from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Personalization
+from pfl_lightning.privacy import ClientPrivacy
+from pfl_lightning.privacy.mechanism import PrivacyMechanism
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
@@ -73,6 +75,7 @@ class Federation(L.LightningModule):
         server_optimizer: Makes the optimizer by which the server steps towards the average of what clients share,
             where its method averages: one of :mod:`pfl_lightning.server_optimizers`, or any other, such as
             ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``. ``None`` takes over the average.
+        privacy: Client-level differential privacy of what the server sends; ``None`` for none.
         metrics: What clients' class scores are judged by in every evaluation, beside accuracy and loss: names of
             :data:`~pfl_lightning.class_metrics.NAMED_METRICS`, or metrics of torchmetrics, their classes or the import
             paths of these. They are logged as ``val_f1/mean`` and so on, over the clients for which they are defined.
@@ -99,6 +102,7 @@ class Federation(L.LightningModule):
         client_state_memory_gb: float | None = 4.0,
         spill_dir: str | None = None,
         server_optimizer: MakeOptimizer | None = None,
+        privacy: ClientPrivacy | None = None,
         metrics: Sequence[str | Metric | type[Metric]] = (),
     ) -> None:
         super().__init__()
@@ -113,7 +117,10 @@ class Federation(L.LightningModule):
         self.engine = engine or SequentialEngine()
         self.seed = global_seed() if seed is None else seed
         self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
-        self.server_optimizer = server_optimizer
+        if privacy is not None and not isinstance(privacy, ClientPrivacy):
+            raise ConfigurationError(f"privacy must be a ClientPrivacy(noise_multiplier=...), got {privacy!r}")
+        self.server_optimizer, self.privacy = server_optimizer, privacy
+        self.mechanism: PrivacyMechanism | None = None  # of the privacy, when there is a server
         self.confusion = asks_confusion(metrics)
         self.metrics, self.class_metrics = metrics, dict[str, ClassMetric]()  # the latter when classes are known
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
@@ -292,6 +299,9 @@ class Federation(L.LightningModule):
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
         given = self.clients, self.server, data, self.environment, traffic, guard, on_client_error
         begun = Round(trainer.current_epoch, cohort, *given)
+        if self.mechanism is not None:
+            begun.mechanism = self.mechanism
+            self.mechanism.begin()
         begun.fits = self.engine.run(begun.broadcasts(), begun.environment)
         self._current_round = begun
         return begun

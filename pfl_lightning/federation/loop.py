@@ -6,10 +6,11 @@ import math
 import time
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
 from pfl_lightning.engines import FitResult
@@ -88,9 +89,13 @@ class RoundLoop(L.Callback):
 
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
-        last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        share = 1.0 if last else self.cohort
+        share = self._share(round, max_rounds)
         return draw_clients("cohort", share, num_clients, derive_seed(seed, Purpose.COHORT, round))
+
+    def _share(self, round: int, max_rounds: int | None) -> int | float:
+        """How many clients take part in a round."""
+        last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
+        return 1.0 if last else self.cohort
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -123,8 +128,15 @@ class RoundLoop(L.Callback):
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
             )
 
+        if pl_module.privacy is not None:
+            self._check_private()
+            self.updates = UpdateGuard(None)  # which would let one client decide whether others count
+
         def cohort(round: int) -> list[int]:
-            places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
+            if pl_module.mechanism is not None:
+                places = pl_module.mechanism.sample(self._share(round, trainer.max_epochs))
+            else:
+                places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
             if places and not 0 <= min(places) <= max(places) < len(clients):
                 raise ConfigurationError(
                     f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
@@ -143,6 +155,52 @@ class RoundLoop(L.Callback):
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
         outer.go_on(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
+        federation: Any = pl_module
+        if federation.mechanism is not None:
+            federation.mechanism.check_budget(
+                self._rates(trainer, len(federation.data.participating)), trainer.max_epochs
+            )
+            self._stop_in_budget(trainer, federation, self.rounds)
+
+    def _check_private(self) -> None:
+        """Refuse what would make the accounts of privacy wrong.
+
+        Raises:
+            ConfigurationError: Names it.
+        """
+        if type(self).sample_cohort is not RoundLoop.sample_cohort:
+            raise ConfigurationError(
+                f"{type(self).__name__}.sample_cohort chooses the clients of a round, and with privacy each takes part "
+                "by a secret draw of its own: leave sample_cohort as it is, and say how many by cohort"
+            )
+        if self.min_clients != 1:
+            raise ConfigurationError(
+                f"min_clients is {self.min_clients}, and with privacy a round counts however many take part, as their "
+                "number is no secret otherwise: leave it at 1"
+            )
+
+    def _rates(self, trainer: Any, num_clients: int) -> list[tuple[float, int]]:
+        """Rounds that are left, by the share of clients that take part; empty where their number is unlimited."""
+        planned = -1 if trainer.max_epochs is None else trainer.max_epochs
+        if planned < 0:
+            return []
+        full = self.full_participation_in_last_round and planned > self.rounds
+        share = self.cohort if isinstance(self.cohort, float) else self.cohort / num_clients
+        return [(share, planned - self.rounds - full), (1.0, int(full))]
+
+    def _stop_in_budget(self, trainer: L.Trainer, federation: Federation, next_round: int) -> None:
+        """End the fit where a further round would exceed the budget of privacy."""
+        share, mechanism = self._share(next_round, trainer.max_epochs), federation.mechanism
+        assert mechanism is not None
+        rate = share if isinstance(share, float) else share / mechanism.num_clients
+        if next_round == trainer.max_epochs or not mechanism.is_exhausted(rate):
+            return
+        spent = f"{mechanism.rounds} rounds have spent {mechanism.epsilon():.3g}"
+        said = f"privacy: a round more would exceed max_epsilon; {spent}"
+        if not mechanism.rounds:
+            raise ConfigurationError(f"{said}: raise noise_multiplier or max_epsilon, or take smaller cohorts")
+        rank_zero_info(said)
+        trainer.should_stop = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""
@@ -174,7 +232,7 @@ class RoundLoop(L.Callback):
         assert self._round is not None
         if not (trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches):
             return
-        growth = self._round.close(self.min_clients)
+        growth = self._round.close(self.min_clients if self._round.mechanism is None else 0)
         self.undone = 0 if growth.fault is None else self.undone + 1
         self._sound = growth.fault is None and growth.factor <= MAX_GROWTH
         if self.undone >= MAX_ROLLBACKS:
@@ -192,6 +250,8 @@ class RoundLoop(L.Callback):
         self.seconds += time.perf_counter() - self._start
         self.aggregated = True
         metrics = self._round.metrics()
+        if self._round.mechanism is not None:
+            self._stop_in_budget(trainer, cast("Federation", pl_module), trainer.current_epoch + 1)
         self.loss = metrics.get("train/loss", math.nan)
         in_bar = {name for result in self._round.results for name in result.progress_bar_names}
         for name, value in metrics.items():

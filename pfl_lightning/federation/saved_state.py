@@ -29,6 +29,7 @@ def saved_content(federation: Federation) -> dict[str, Any]:
         "method": federation.method_name,
         "server_optimizer": _server_optimizer(federation),
         "seed": federation.seed,
+        **({} if federation.mechanism is None else {"privacy": federation.mechanism.state_dict()}),
         **federation.fingerprints,
         "round": federation.round,
         "has_trained": federation.has_trained,
@@ -52,6 +53,8 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
             stacklevel=1,
         )
     federation.clients.load_state_dict(state)
+    if federation.mechanism is not None and "privacy" in state:
+        federation.mechanism.load_state_dict(state["privacy"])
     federation.round, federation.has_trained = state["round"], state["has_trained"]
 
 
@@ -104,7 +107,10 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
     clients = extra["personal"]["num_clients"], federation.num_clients
     optimizers = extra.get("server_optimizer"), _server_optimizer(federation)
     methods = extra["method"], federation.method_name
-    kinds = ("method", *methods), ("number of clients", *clients), ("server optimizer", *optimizers)
+    kinds: Any = [("method", *methods), ("number of clients", *clients), ("server optimizer", *optimizers)]
+    if federation.trainer.state.fn == TrainerFn.FITTING:
+        private = ("on" if one else "off" for one in ("privacy" in extra, federation.mechanism is not None))
+        kinds.append(("setting of privacy", *private))
     for what, there, here in kinds:
         if there != here:
             raise CheckpointError(

@@ -30,6 +30,7 @@ from pfl_lightning.fit.public import check_public
 from pfl_lightning.lightning_private import has_trainer
 from pfl_lightning.names import method_named
 from pfl_lightning.notices import forget_shown, named_clients
+from pfl_lightning.privacy.mechanism import PrivacyMechanism
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.architectures import MethodFactory
@@ -122,6 +123,9 @@ def build(federation: Federation, data: FederatedData) -> None:
     if federation.server_optimizer is not None:
         server.use_optimizer(converted[0], federation.server_optimizer)
     federation.server = cast(Aggregator, convert(server))
+    if federation.privacy is not None:
+        participating = len(data.participating)
+        federation.mechanism = PrivacyMechanism(federation.privacy, server, converted[0], participating)
     federation.server.seed = federation.seed
     limit, stores = federation.client_state_memory_gb, federation.personal.stores
     spill_to_disk(limit, [*stores, *federation.server.client_states()], federation.spill_dir)

@@ -42,9 +42,13 @@ class ClassMeansUpdate(ClientUpdate):
         counts: Their numbers of samples, n_kc, (K,), int64.
     """
 
-    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
-    means: Tensor = statistics_field(shape="K d", floating=True)
-    counts: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=1, total="num_samples")
+    classes: Tensor = statistics_field(
+        shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True, tells="label presence"
+    )
+    means: Tensor = statistics_field(shape="K d", floating=True, tells="class means")
+    counts: Tensor = statistics_field(
+        shape="K", dtype=torch.int64, at_least=1, total="num_samples", tells="class counts"
+    )
 
 
 class ReceivedMeans(nn.Module):
@@ -170,6 +174,10 @@ class HeadAggregator(Aggregator):
     def head_weights(self) -> dict[str, Tensor]:
         """What is shared of the head, by the clients' names."""
         return {f"{self._prefix}{name}": value for name, value in select_state(self.head, self._names).items()}
+
+    def takes_mean(self) -> bool:
+        """Return whether one update may stand for the mean of a cohort, which it may."""
+        return True
 
     def receive(self, update: ClientUpdate) -> None:
         """Begin the next head with the first update of a round."""

@@ -38,7 +38,7 @@ class PublicUpdate(ClientUpdate):
         scores: Scores or probabilities of S_{r+1}, (S, C); ``None`` where weights are sent.
     """
 
-    scores: Tensor | None = statistics_field(shape="S C", floating=True, when="takes_scores")
+    scores: Tensor | None = statistics_field(shape="S C", floating=True, when="takes_scores", tells="public scores")
 
 
 class DistillingClient(FederatedClient):

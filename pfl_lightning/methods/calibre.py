@@ -38,7 +38,7 @@ class CalibreUpdate(ClientUpdate):
         divergence: The divergence rate, a scalar: a mean distance.
     """
 
-    divergence: Tensor = statistics_field(shape="", floating=True, at_least=0)
+    divergence: Tensor = statistics_field(shape="", floating=True, at_least=0, tells="quality of fit")
 
 
 class Calibre(SelfSupervisedClient):

@@ -37,9 +37,15 @@ class DCPFLUpdate(ClassMeansUpdate):
         covariances: Sigma_c, (K, d, d); ``None`` without calibration or as factors.
     """
 
-    factors: Tensor | None = statistics_field(shape="R d", floating=True, when="uses_factors")
-    ranks: Tensor | None = statistics_field(shape="K", dtype=torch.int64, at_least=0, when="uses_factors")
-    covariances: Tensor | None = statistics_field(shape="K d d", floating=True, covariance=True, when="uses_matrices")
+    factors: Tensor | None = statistics_field(
+        shape="R d", floating=True, when="uses_factors", tells="class covariances"
+    )
+    ranks: Tensor | None = statistics_field(
+        shape="K", dtype=torch.int64, at_least=0, when="uses_factors", tells="class counts"
+    )
+    covariances: Tensor | None = statistics_field(
+        shape="K d d", floating=True, covariance=True, when="uses_matrices", tells="class covariances"
+    )
 
 
 class DCPFL(FederatedClient):

@@ -44,10 +44,12 @@ class FDUpdate(ClientUpdate):
         counts: Their numbers of samples, n_kc, (K,), int64; where they weigh.
     """
 
-    classes: Tensor = statistics_field(shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True)
-    scores: Tensor = statistics_field(shape="K C", floating=True)
+    classes: Tensor = statistics_field(
+        shape="K", dtype=torch.int64, at_least=0, below="C", ascending=True, tells="label presence"
+    )
+    scores: Tensor = statistics_field(shape="K C", floating=True, tells="class scores")
     counts: Tensor | None = statistics_field(
-        shape="K", dtype=torch.int64, at_least=1, total="num_samples", when="by_samples"
+        shape="K", dtype=torch.int64, at_least=1, total="num_samples", when="by_samples", tells="class counts"
     )
 
 

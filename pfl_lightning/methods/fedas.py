@@ -32,7 +32,7 @@ class FedASUpdate(ClientUpdate):
         fisher: Trace of the Fisher information of the trained model, a scalar.
     """
 
-    fisher: Tensor = statistics_field(shape="", floating=True, at_least=0)
+    fisher: Tensor = statistics_field(shape="", floating=True, at_least=0, tells="quality of fit")
 
 
 class FedAS(FederatedClient):

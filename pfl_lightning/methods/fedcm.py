@@ -44,7 +44,7 @@ class FedCMUpdate(ClientUpdate):
         steps: a_K, K for SGD without momentum, a scalar.
     """
 
-    steps: Tensor = statistics_field(shape="", at_least=1)
+    steps: Tensor = statistics_field(shape="", at_least=1, tells="amount of work")
 
 
 class FedCM(FederatedClient):

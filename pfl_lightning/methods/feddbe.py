@@ -38,7 +38,7 @@ class FedDBEUpdate(ClientUpdate):
         local_mean: Running mean of the client's features over its batches, (d,); of the last one with momentum 1.
     """
 
-    local_mean: Tensor | None = statistics_field(shape="d", floating=True, when="collecting")
+    local_mean: Tensor | None = statistics_field(shape="d", floating=True, when="collecting", tells="feature mean")
 
 
 class FedDBE(FederatedClient):

@@ -34,8 +34,8 @@ class FedFomoUpdate(ClientUpdate):
         gains: What each gains, (j,), below 0 for a loss, see :meth:`FedFomo.gain`.
     """
 
-    members: Tensor = statistics_field(shape="j", dtype=torch.int64, at_least=0, below="m")
-    gains: Tensor = statistics_field(shape="j", floating=True)
+    members: Tensor = statistics_field(shape="j", dtype=torch.int64, at_least=0, below="m", tells="choice")
+    gains: Tensor = statistics_field(shape="j", floating=True, tells="quality of fit")
 
 
 class FedFomo(FederatedClient):

@@ -35,7 +35,7 @@ class FedKDUpdate(ClientUpdate):
             factors.
     """
 
-    change: State = weight_field()
+    change: State = weight_field(tells="weights")
 
 
 @dataclass(frozen=True)

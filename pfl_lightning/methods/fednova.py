@@ -28,7 +28,7 @@ class FedNovaUpdate(ClientUpdate):
         norm: ||a_k||_1, a scalar.
     """
 
-    norm: Tensor = statistics_field(shape="", at_least=1)
+    norm: Tensor = statistics_field(shape="", at_least=1, tells="amount of work")
 
 
 class FedNova(FederatedClient):

@@ -50,12 +50,16 @@ class FedPACUpdate(ClientUpdate):
         variance: V_k (44), a scalar; ``None`` without combination.
     """
 
-    centroids: Tensor | None = statistics_field(shape="C d", floating=True, when="alignment")
+    centroids: Tensor | None = statistics_field(shape="C d", floating=True, when="alignment", tells="class means")
     counts: Tensor | None = statistics_field(
-        shape="C", dtype=torch.int64, at_least=0, total="num_samples", when="alignment"
+        shape="C", dtype=torch.int64, at_least=0, total="num_samples", when="alignment", tells="class counts"
     )
-    weighted_means: Tensor | None = statistics_field(shape="C d", floating=True, when="combination")
-    variance: Tensor | None = statistics_field(shape="", floating=True, at_least=0, when="combination")
+    weighted_means: Tensor | None = statistics_field(
+        shape="C d", floating=True, when="combination", tells="class means"
+    )
+    variance: Tensor | None = statistics_field(
+        shape="", floating=True, at_least=0, when="combination", tells="feature variance"
+    )
 
 
 class FedPAC(FederatedClient):
@@ -204,6 +208,10 @@ class FedPACAggregator(Aggregator):
             centroids=self.centroids if self.alignment > 0 else None,
             present=self.present if self.alignment > 0 else None,
         )
+
+    def takes_mean(self) -> bool:
+        """Return whether one update may stand for the mean of a cohort: without combined heads."""
+        return not self.combination
 
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's encoder and centroids to the sums and keep its head."""

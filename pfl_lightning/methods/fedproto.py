@@ -198,6 +198,10 @@ class FedProtoAggregator(Aggregator):
         classes = self.present.nonzero().flatten()
         return ClassMeansBroadcast(client=client, round=round, means=self.prototypes[classes], classes=classes)
 
+    def takes_mean(self) -> bool:
+        """Return whether one update may stand for the mean of a cohort, which it may."""
+        return True
+
     def receive(self, update: ClientUpdate) -> None:
         """Add a client's prototypes to the sums."""
         assert isinstance(update, ClassMeansUpdate)

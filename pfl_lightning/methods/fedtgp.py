@@ -118,6 +118,10 @@ class FedTGPAggregator(Aggregator):
         classes = torch.arange(len(means) if bool(self.trained) else 0, device=means.device)
         return ClassMeansBroadcast(client=client, round=round, means=means[classes], classes=classes)
 
+    def takes_mean(self) -> bool:
+        """Return whether one update may stand for the mean of a cohort, which it may."""
+        return True
+
     def receive(self, update: ClientUpdate) -> None:
         """Keep a client's prototypes until the round ends."""
         assert isinstance(update, ClassMeansUpdate)

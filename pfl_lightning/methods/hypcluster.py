@@ -32,8 +32,10 @@ class HypClusterUpdate(ClientUpdate):
         served: Least mean loss of the models that were found so far, a scalar; in the rounds of the k-means++ start.
     """
 
-    cluster: Tensor = statistics_field(shape="", dtype=torch.int64, at_least=0, below="k")
-    served: Tensor | None = statistics_field(shape="", floating=True, default=None, when="starting")
+    cluster: Tensor = statistics_field(shape="", dtype=torch.int64, at_least=0, below="k", tells="choice")
+    served: Tensor | None = statistics_field(
+        shape="", floating=True, default=None, when="starting", tells="quality of fit"
+    )
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class PFedFDAUpdate(ClientUpdate):
         covariance: Covariance, (d, d).
     """
 
-    means: Tensor = statistics_field(shape="C d", floating=True)
-    covariance: Tensor = statistics_field(shape="d d", floating=True, covariance=True)
+    means: Tensor = statistics_field(shape="C d", floating=True, tells="class means")
+    covariance: Tensor = statistics_field(shape="d d", floating=True, covariance=True, tells="feature products")
 
 
 class PFedFDA(FederatedClient):

@@ -50,7 +50,7 @@ class ScaffoldUpdate(ClientUpdate):
         control_change: c_i+ - c_i, by parameter name.
     """
 
-    control_change: State = weight_field()
+    control_change: State = weight_field(tells="weights")
 
 
 class SCAFFOLD(FederatedClient):

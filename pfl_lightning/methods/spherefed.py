@@ -38,8 +38,10 @@ class SphereFedUpdate(ClientUpdate):
         products: U_k, the sum of z onehot(y)^T, (w, C).
     """
 
-    gram: Tensor | None = statistics_field(shape="w w", floating=True, covariance=True, default=None)
-    products: Tensor | None = statistics_field(shape="w C", floating=True, default=None)
+    gram: Tensor | None = statistics_field(
+        shape="w w", floating=True, covariance=True, default=None, tells="feature products"
+    )
+    products: Tensor | None = statistics_field(shape="w C", floating=True, default=None, tells="feature products")
 
 
 class SphereFed(FederatedClient):

@@ -32,6 +32,7 @@ ALLOWED = {
     "server": BASES | {"functional", "state", "learner"},
     "server_optimizers": {"checks"},
     "client": BASES | {"functional", "state", "server"},
+    "privacy": BASES | {"functional", "client", "server"},
     "learner": BASES | {"functional", "state"},
     "self_supervised": BASES | {"functional", "state", "client", "server"},
     "methods": BASES
