@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from pfl_lightning.engines.vectorized.limits import (
     python_state,
     refuse_changes,
 )
+from pfl_lightning.engines.vectorized.precision import SinglePrecision
 from pfl_lightning.engines.vectorized.stack import places_of
 from pfl_lightning.fit.tasks import FitEnvironment
 from pfl_lightning.functional.numerics import at_least_single
@@ -92,7 +94,8 @@ class EagerComputation:
     def __init__(self, client: FederatedClient, environment: FitEnvironment) -> None:
         self._client, self._environment = client, environment
         self._module = _TrainingStep(client)
-        self._places = places_of(client)
+        self._places, kind = places_of(client), environment.device.type
+        self._single = nullcontext() if kind == "cpu" else SinglePrecision(kind)  # a CPU's autocast has other rules
 
     @torch.enable_grad()
     def __call__(self, inputs: StepInputs, index: int) -> StepOutputs:
@@ -132,7 +135,7 @@ class EagerComputation:
         """Loss terms of one client, and the buffers to which the step assigned new tensors."""
         state = {**trained, **others}
         given = {f"client.{place}": state[name] for place, name in self._places.items()}
-        with self._environment.precision.forward_context():
+        with self._environment.precision.forward_context(), self._single:
             output, after = functional_call(self._module, dict(given), (batch, index), tie_weights=False)
         assigned = {name.removeprefix("client."): t for name, t in after.items() if t is not given.get(name)}
         return mean_terms(self._client, output), assigned
