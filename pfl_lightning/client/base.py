@@ -76,6 +76,9 @@ class FederatedClient(ModelAccess):
     logged_reductions: Mapping[str, str] = {}  # replaced, never changed
     """``"sum"``, ``"min"`` or ``"max"`` by the names of logged values of the current fit that are no means."""
 
+    loss_scale: bytes = b""
+    """Scale of the loss under float16, as the last phase has left it; empty for a first one."""
+
     uninitialized_buffers: frozenset[str] = frozenset()
     """Names of buffers that are yet to be set, and hold no finite numbers until then: they stay on the client."""
 

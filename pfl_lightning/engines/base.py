@@ -320,6 +320,7 @@ class Engine(ABC):
         client.train()
         if client.user_module is not None:
             client.user_module.begin_progress(None)  # what it comes to is forgotten
+        client.loss_scale = b""
         seed = derive_seed(environment.seed, Purpose.PERSONALIZE_MODEL, context.round, context.client)
         with without_autocast(environment), torch_seed(seed, python=True):
             for index, phase in enumerate(client.personalization_phases()):

@@ -27,6 +27,7 @@ SET_BY_ENGINES = frozenset(vars(L.LightningModule())) | {
     "isolation",
     "logged_metrics",
     "logged_reductions",
+    "loss_scale",
     "phase",
     "progress_bar_names",
     "_recorder",

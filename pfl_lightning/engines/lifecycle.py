@@ -102,8 +102,9 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
     if client.frozen:
         isolation.sample_frozen(client)
     earlier = task.context.round if client.schedule == "rounds" else None  # fits that schedules count
-    if client.schedule == "continue":
-        earlier = int(task.resume_state or 0)
+    if client.user_module is None:
+        fits, _, client.loss_scale = (task.resume_state or b"").partition(b" ")
+        earlier = int(fits or 0) if client.schedule == "continue" else earlier
     return replace(task.context, earlier_fits=earlier)
 
 
@@ -205,12 +206,13 @@ def fit_result(
     seconds: float,
 ) -> FitResult:
     """Return the result of a fit, from what :func:`conclude` returned and the means of each phase's loss terms."""
-    resume_state = None  # for the client's next fit: the number of fits so far, or what its module hands on
+    # For the client's next fit: number of fits and loss scale, or what its module hands on.
     if client.user_module is not None:
         resume_state = client.user_module.resume_state
         client.user_module.begin_progress(None)
-    elif client.schedule == "continue" and context.earlier_fits is not None:
-        resume_state = b"%d" % (context.earlier_fits + 1)
+    else:
+        fits = b"%d" % ((context.earlier_fits or 0) + 1) if client.schedule == "continue" else b""
+        resume_state = b" ".join((fits, client.loss_scale)).rstrip() or None
     return FitResult(
         context.client,
         context.round,

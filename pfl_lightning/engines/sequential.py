@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -77,9 +79,9 @@ class SequentialEngine(Engine):
         configured = client.configure_optimizers()
         plain = isinstance(configured, Optimizer)
         optimizer, schedulers = (configured, []) if plain else unpack_optimizers(configured)
-        taken = list[bool]()  # of each step: a fused optimizer is called in any case, and skips inside its kernel
-        optimizer.register_step_post_hook(lambda own, *_: taken.append(not getattr(own, "found_inf", None)))
-        scaler = new_scaler(environment)
+        taken = list[Any]()  # of each step: a fused optimizer is called in any case, and skips inside its kernel
+        optimizer.register_step_post_hook(lambda own, *_: taken.append(getattr(own, "found_inf", None)))
+        scaler = new_scaler(environment, client.loss_scale)
         generator = torch.Generator().manual_seed(derive_seed(environment.seed, purpose, context.round, context.client))
         loader = context.data.loader(generator)
         length = sized_len(loader)
@@ -132,7 +134,10 @@ class SequentialEngine(Engine):
                         entry.scheduler.step()
             module.on_train_end()
         means = {name: float(torch.stack(values).float().mean()) for name, values in (steps | logged).items()}
-        return PhaseResult(means, sum(taken))
+        skipped = [found for found in taken if found is not None]  # read once: a step would wait for the device
+        if scaler is not None:
+            client.loss_scale = json.dumps(scaler.state_dict()).encode()
+        return PhaseResult(means, len(taken) - (int(torch.stack(skipped).sum()) if skipped else 0))
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor
@@ -238,9 +243,17 @@ def passed_through(client: FederatedClient) -> Iterator[None]:
         client.encoder = encoder
 
 
-def new_scaler(environment: FitEnvironment) -> torch.amp.GradScaler | None:
-    """A fresh scaler for float16, so that a fit does not depend on the one before it."""
+def is_float16(precision: Precision) -> bool:
+    """Whether gradients need a loss scale."""
+    return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
+
+
+def new_scaler(environment: FitEnvironment, state: bytes = b"") -> torch.amp.GradScaler | None:
+    """A scaler for float16 with the client's own state, at first the Trainer's: other clients do not matter."""
     plugin = environment.precision
-    if isinstance(plugin, MixedPrecision) and plugin.precision == "16-mixed":
-        return torch.amp.GradScaler(environment.device.type)
-    return None
+    if not is_float16(plugin):
+        return None
+    scaler = torch.amp.GradScaler(environment.device.type)
+    if found := json.loads(state) if state else cast(Any, plugin).scaler.state_dict():
+        scaler.load_state_dict(found)
+    return scaler

@@ -159,7 +159,7 @@ class SkipsFirst(torch.amp.GradScaler):
 def test_skipped_steps_are_not_counted(monkeypatch):
     from pfl_lightning.engines import sequential
 
-    monkeypatch.setattr(sequential, "new_scaler", lambda environment: SkipsFirst("cpu", init_scale=1.0))
+    monkeypatch.setattr(sequential, "new_scaler", lambda environment, state: SkipsFirst("cpu", init_scale=1.0))
     found, participating = told(SequentialEngine())
     assert found == {(round, k): plain_count(LABELS[k]) - 2 for round in range(2) for k in participating}
 

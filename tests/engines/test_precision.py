@@ -1,5 +1,6 @@
 """Mixed precision: casts of weights, unscaled gradients, scalar parameters, and where received tensors lie."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -8,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from _helpers.toy import CLIENTS, Toy, assert_same, quiet_trainer, run, tiny_encoder, whole_state
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from pfl_lightning import Federation
@@ -72,6 +74,42 @@ def test_half_precision_with_loss_scales_runs_one_by_one():
     assert_same(whole_state(run(method, engine=engine, **half)), whole_state(run(method, **half)))
     (line,) = engine._warned
     assert "loss scale, and clients run one by one; use bf16-mixed" in line
+
+
+class _Overflows(FedAvg):
+    """Its loss is too large for float16 at the scale that a scaler begins with."""
+
+    def loss_terms(self, features, labels):
+        return {name: 1e4 * term for name, term in super().loss_terms(features, labels).items()}
+
+
+@pytest.mark.parametrize("schedule", ["rounds", "continue"])
+def test_the_loss_scale_goes_on_with_the_client(schedule, tmp_path):
+    """Bit for bit as if the clients had one scaler each; and so it does after a resume."""
+    half = {"plugins": [MixedPrecision("16-mixed", "cpu")]}
+    cohorts = [[0, 1], [1, 2], [0, 1]]
+    method = partial(_Overflows, lr=1e-6, epochs=2, schedule=schedule)
+    whole = run(method, 3, cohorts=cohorts, **half)
+    saved = ModelCheckpoint(tmp_path, save_last=True)
+    run(method, 2, cohorts=cohorts, callbacks=[saved], enable_checkpointing=True, **half)
+    resumed = run(method, 3, cohorts=cohorts, ckpt_path=tmp_path / "last.ckpt", **half)
+    assert_same(whole_state(resumed), whole_state(whole))
+    scales = [[one.clients.resume_states.get(c) for c in range(CLIENTS)] for one in (whole, resumed)]
+    assert scales[0] == scales[1]
+    found = [state.partition(b" ") for state in scales[0]]
+    assert [fits for fits, *_ in found] == ([b"2", b"3", b"1", b"", b""] if schedule == "continue" else [b""] * CLIENTS)
+    once = run(method, 1, cohorts=cohorts, **half).clients.resume_states.get(0).partition(b" ")
+    assert once[2] != found[0][2]  # a second scaler would have come to the same from the same, hardly moved model
+    assert all(json.loads(state)["scale"] < 65536 for *_, state in found[:3])  # each has stepped back
+    assert found[3][2] == found[4][2] == b""
+
+
+def test_a_scale_begins_as_the_trainers_scaler_says():
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=7))
+    federation = run(FedAvg, 1, plugins=[plugin])
+    state = json.loads(federation.clients.resume_states.get(0))
+    assert state["growth_interval"] == 7
+    assert 4.0 <= state["scale"] <= 64.0
 
 
 def test_what_a_client_keeps_of_a_message_lies_where_its_model_is():

@@ -25,7 +25,7 @@ from pfl_lightning.engines.lifecycle import (
     trains,
     without_autocast,
 )
-from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, new_scaler
+from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, is_float16
 from pfl_lightning.engines.vectorized.graphs import make_computation
 from pfl_lightning.engines.vectorized.groups import Groups, Task
 from pfl_lightning.engines.vectorized.limits import (
@@ -140,7 +140,7 @@ class VectorizedEngine(Engine):
 
     def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether several clients are trained, or fine-tuned, at once, as far as that is this engine's choice."""
-        if new_scaler(environment) is not None:
+        if is_float16(environment.precision):
             self.log("under 16-mixed every client has its own loss scale, and clients run one by one; use bf16-mixed")
             return False
         if self.forward == "vmap" or environment.device.type != "cpu":
