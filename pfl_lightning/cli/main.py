@@ -115,11 +115,17 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables by which a user says how threads wait for one another."""
 
 
-def _run(argv: list[str], args: list[str] | None) -> None:
-    # Threads that wait for one another sleep: spinning, they keep each other from cores that others use, too. The
-    # variable is read when torch is imported, and worker processes inherit it.
+def wait_passively() -> None:
+    """Let threads that wait for one another sleep: spinning, they keep each other from cores that others use, too.
+
+    The variable is read when torch is imported, and worker processes inherit it.
+    """
     if "torch" not in sys.modules and not any(os.environ.get(name) for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
+def _run(argv: list[str], args: list[str] | None) -> None:
+    wait_passively()
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:  # a config may name modules there; those installed come first
         sys.path.append(here)

@@ -1,21 +1,23 @@
 """Processes of jobs: on this machine, or as tasks of a Ray cluster whose machines share the folders of their files.
 
-``python -m pfl_lightning.jobs.processes WORDS`` is such a process: ``pfl WORDS``, which ends when its parent does.
+``python -m pfl_lightning.jobs.processes ENTRY WORDS`` is such a process, which ends when its parent does.
 """
 
 from __future__ import annotations
 
 import os
+import pkgutil
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs.supervision import GRACE, POLL, Job
@@ -31,10 +33,7 @@ class LocalProcess:
     """
 
     def __init__(self, job: Job) -> None:
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(job.log, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666)) as log:
-            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} pfl {shlex.join(job.argv)}\n".encode())
-            log.flush()
+        with opened_log(job) as log:
             self._process = subprocess.Popen(
                 job.arguments,
                 stdin=subprocess.PIPE,  # never written to: that it closes is what the child waits for
@@ -73,6 +72,15 @@ class LocalProcess:
             raise
         finally:
             self.poll()
+
+
+def opened_log(job: Job) -> IO[bytes]:
+    """The log of a job that begins, with its first line; it is not written through a link that leads elsewhere."""
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    log = open(job.log, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666))  # noqa: SIM115
+    log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} pfl {shlex.join(job.argv)}\n".encode())
+    log.flush()
+    return log
 
 
 def environment(threads: int, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -199,8 +207,15 @@ def end_with_parent(descriptor: int = 0) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    from pfl_lightning.cli import main
+def play(entry: str) -> None:
+    """Do the job, whose words are those of ``sys.argv``, and end when the parent does.
 
-    main()
+    Args:
+        entry: ``module:function`` of what it does.
+    """
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    pkgutil.resolve_name(entry)()
+
+
+if __name__ == "__main__":
+    play(sys.argv.pop(1))

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 GRACE = 60.0
 """Seconds that a job has to save itself and end."""
 
-POLL = 0.2
+POLL = 0.05
 """Seconds between looks at the processes."""
 
 AGAIN = 1.0
@@ -30,16 +30,18 @@ class Job:
         argv: What follows ``pfl``.
         log: The file that gets what it prints; earlier content is kept.
         threads: Threads of its tensor operations.
+        entry: ``module:function`` that its process calls.
     """
 
     argv: tuple[str, ...]
     log: Path
     threads: int = 1
+    entry: str = "pfl_lightning.cli.main:main"
 
     @property
     def arguments(self) -> list[str]:
         """The process's program and arguments."""
-        return [sys.executable, "-m", "pfl_lightning.jobs.processes", *self.argv]
+        return [sys.executable, "-m", "pfl_lightning.jobs.processes", self.entry, *self.argv]
 
 
 Ended = tuple[Job, int]
@@ -158,7 +160,7 @@ class Jobs:
                 process.stop()
             deadline = time.monotonic() + GRACE
             while time.monotonic() < deadline and any(process.poll() is None for process in running):
-                time.sleep(min(POLL, 0.05))
+                time.sleep(POLL)
         finally:
             for process in running:
                 if process.poll() is None:

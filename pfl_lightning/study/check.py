@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
-import signal
+import pickle
 import sys
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from pfl_lightning.errors import UsageError
+from pfl_lightning.errors import ConfigurationError, UsageError
+from pfl_lightning.jobs.processes import last_lines
+from pfl_lightning.jobs.supervision import Job, Jobs, Starter, how_it_ended
 from pfl_lightning.runs.changes import listed_some
 from pfl_lightning.study.options import Config, write_yaml
 from pfl_lightning.study.plan import Run
 
 
-def check_configs(runs: Sequence[Run]) -> None:
+def check_configs(runs: Sequence[Run], starter: Starter) -> None:
     """Parse the configs of runs as ``pfl fit`` does, and make what they name, without reading data.
 
     Of the runs of a cell, which differ in their seeds, the first is checked.
@@ -30,15 +30,22 @@ def check_configs(runs: Sequence[Run]) -> None:
 
     Args:
         runs: The runs.
+        starter: Starts the process.
 
     Raises:
         UsageError: A config has an unknown option or a wrong value; it says which run, and all that is wrong.
+        ConfigurationError: The process has failed.
     """
     firsts = list({id(run.cell): run for run in reversed(runs)}.values())[::-1]
-    ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the study
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=ignored) as pool:
-        errors = pool.submit(config_errors, [run.config for run in firsts]).result()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "configs")
+        path.write_bytes(pickle.dumps([dict(run.config) for run in firsts]))
+        job = Job((str(path),), path.with_name("log.txt"), entry=f"{__name__}:answer")
+        (code,) = [ended[1] for ended in Jobs(starter).run(iter([job])) if ended is not None]
+        if code:
+            said = last_lines(job.log)
+            raise ConfigurationError(f"the process that checks the study's configs {how_it_ended(code)}:\n{said}")
+        errors = pickle.loads(path.read_bytes())
     wrong: dict[str, list[str]] = {}
     for run, error in zip(firsts, errors, strict=True):
         if error is not None:
@@ -46,6 +53,12 @@ def check_configs(runs: Sequence[Run]) -> None:
     if wrong:
         lines = "\n".join(f"{listed_some(names)}: {error}" for error, names in wrong.items())
         raise UsageError(f"the study's configs do not fit pfl fit:\n{lines}")
+
+
+def answer() -> None:
+    """Put what is wrong with configs into their file, which the command line names."""
+    path = Path(sys.argv[1])
+    path.write_bytes(pickle.dumps(config_errors(pickle.loads(path.read_bytes()))))
 
 
 def config_errors(configs: Sequence[Config]) -> list[str | None]:

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from pfl_lightning.errors import ConfigurationError, UsageError
-from pfl_lightning.jobs.processes import LocalProcess, cores
+from pfl_lightning.jobs.processes import cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, handled_signals
+from pfl_lightning.jobs.warm import local_starter
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.study.display import Display, by_options, counted, print_tables
@@ -146,12 +147,12 @@ class Conductor:
 
     def _check_configs(self, runs: Sequence[Run]) -> None:
         if runs:
-            # It takes a process with all imports.
+            # It takes a process with all imports, from which the runs are started, too.
             self._print(f"checking the configs of {counted(len(runs), 'run')}")
             from pfl_lightning.study.check import check_configs
 
             tried = {id(run.cell): with_some_values(run.cell) for run in runs}
-            check_configs(plan_runs(self.study, list(tried.values()), self.output))
+            check_configs(plan_runs(self.study, list(tried.values()), self.output), self.starter_here)
 
     def _handle_changed(self) -> None:
         """Move runs made with different options aside, or refuse to go on; before rows are searched again, too."""
@@ -198,6 +199,7 @@ class Conductor:
             search,
             config,
             folder,
+            starter=self.starter_here,
             choice=self.study.choice,
             processes=min(self.processes, here) if self.arguments.ray else self.processes,  # on this machine
             threads=self.arguments.threads,
@@ -211,10 +213,15 @@ class Conductor:
     # ------------------------------------------------------------------ where runs take place
 
     @cached_property
+    def starter_here(self) -> Starter:
+        """Starts processes on this machine."""
+        return local_starter(self.arguments.threads)
+
+    @cached_property
     def starter(self) -> Starter:
         """Starts the runs."""
         if not self.arguments.ray:
-            return LocalProcess
+            return self.starter_here
         from pfl_lightning.jobs.processes import RayStarter
 
         return RayStarter(self.arguments.ray, self.arguments.threads, self.arguments.gpus)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_lightning.jobs.processes import LocalProcess, last_lines
+from pfl_lightning.jobs.processes import last_lines
+from pfl_lightning.jobs.supervision import Starter
+from pfl_lightning.jobs.warm import local_starter
 from pfl_lightning.runs.config import is_below
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.options import Config, option_of, with_option, with_options
@@ -34,6 +36,7 @@ def search_options(
     config: Config,
     folder: Path,
     *,
+    starter: Starter | None = None,
     choice: str = "last",
     processes: int = 1,
     threads: int = 1,
@@ -49,6 +52,7 @@ def search_options(
         search: What is tried.
         config: The config that the options are laid over, with its seed.
         folder: Folder of the search, which no other process searches in.
+        starter: Starts the trials; by default on this machine.
         choice: ``"last"`` for the accuracy of the last evaluated round, otherwise the highest one of a round.
         processes: Trials at once.
         threads: Threads of each.
@@ -63,7 +67,7 @@ def search_options(
     check_searched(config)
     folder.mkdir(parents=True, exist_ok=True)
     trials = _Trials(search, config, folder, choice, log)
-    trials.runner = Runner(LocalProcess, trials, processes, threads)
+    trials.runner = Runner(starter or local_starter(threads), trials, processes, threads)
     trials.runner.play(trials.ask())
     return trials.report()
 
@@ -104,6 +108,7 @@ class _Trials:
         self.config = without_tests(config)
         self._asked: dict[int, optuna.trial.Trial] = {}
         self._active: dict[int, Run] = {}
+        self._reported: dict[int, int] = {}  # the last round of each active trial that optuna knows
         self._pruned: set[int] = set()
         median = optuna.pruners.MedianPruner(STARTUP_TRIALS, max(rounds // 4, 1))
         self.study = optuna.create_study(
@@ -141,7 +146,8 @@ class _Trials:
 
     def started(self, run: Run, resumed: bool) -> None:
         """Look after a trial from now on."""
-        self._active[int(run.folder.name)] = run
+        number = int(run.folder.name)
+        self._active[number], self._reported[number] = run, _rounds(self.study.trials[number])
 
     def elsewhere(self, run: Run) -> None:
         """Say nothing of what a killed search has left, which saves itself and ends."""
@@ -152,8 +158,9 @@ class _Trials:
             progress = None if number in self._pruned else read_progress(run.progress_file)
             if progress is None or progress.validation is None:
                 continue
-            if progress.round <= _rounds(self.study.trials[number]):  # again after a resume
+            if progress.round <= self._reported[number]:  # again after a resume
                 continue
+            self._reported[number] = progress.round
             self._asked[number].report(progress.validation, progress.round)
             if self._asked[number].should_prune():
                 self._pruned.add(number)

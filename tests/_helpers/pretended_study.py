@@ -1,19 +1,19 @@
 """``pfl study`` with runs that only pretend: short rounds, which are saved, resumed and locked as real ones.
 
-``python -m _helpers.pretended_study study FILE`` is the study, ``python -m _helpers.pretended_study fit ...`` a run.
+``python -m _helpers.pretended_study study FILE`` is the study.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import yaml
 
-from pfl_lightning.jobs.processes import end_with_parent
+from pfl_lightning.jobs import warm
 from pfl_lightning.jobs.supervision import Job
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.runs.lock import RunLock
@@ -24,19 +24,19 @@ def study() -> None:
     """The study: configs are taken as they are, the report is a plain one."""
     from _helpers import plain_report
     from pfl_lightning.cli.main import main
-    from pfl_lightning.study import check
+    from pfl_lightning.study import check, runner
 
     plain_report.install()
     plain_report.figures = lambda run, choice: json.loads((run / "results.json").read_text())
-    check.check_configs = lambda runs: None
-    arguments = property(lambda self: [sys.executable, "-m", "_helpers.pretended_study", *self.argv])
-    Job.arguments = arguments  # type: ignore[method-assign, assignment]
+    check.check_configs = lambda runs, starter: None
+    runner.Job = partial(Job, entry="_helpers.pretended_study:run")  # type: ignore[misc, assignment]
+    warm.PRELOADED = ("_helpers.pretended_study",)
     main()
 
 
-def run(words: list[str]) -> None:
+def run() -> None:
     """A run: its state is a number that each round changes."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    words = sys.argv[1:]
     config = yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())
     runs = RunFolder(Path(config["run_dir"]))
     checkpoint = Path(words[words.index("--ckpt_path") + 1]) if "--ckpt_path" in words else None
@@ -61,4 +61,4 @@ def write(path: Path, content: object) -> None:
 
 
 if __name__ == "__main__":
-    study() if sys.argv[1] == "study" else run(sys.argv[2:])
+    study()

@@ -31,7 +31,12 @@ def test_the_last_lines_of_a_log(tmp_path):
     assert last_lines(log) == "pfl: new\n(PFL_DEBUG=1)"
     log.write_text("--- 2026-11-22 pfl fit\n" + "\n".join(f"line {n}" for n in range(20)))
     assert last_lines(log, 2) == "line 18\nline 19"
-    assert Job(("fit",), log).arguments[1:] == ["-m", "pfl_lightning.jobs.processes", "fit"]
+    assert Job(("fit",), log).arguments[1:] == [
+        "-m",
+        "pfl_lightning.jobs.processes",
+        "pfl_lightning.cli.main:main",
+        "fit",
+    ]
 
 
 def test_a_log_that_leads_elsewhere_is_not_written(tmp_path):

@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
-from _helpers import plain_report
+from _helpers import plain_report, studies
 from _helpers.studies import METHODS, TINY, PretendedStarter, StarterHere, write_study
 
 import pfl_lightning
 from pfl_lightning.cli import main
 from pfl_lightning.jobs import supervision
+from pfl_lightning.jobs.warm import WarmStarter
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import command, conduct, runner
 from pfl_lightning.study.searches import NoTrialError
@@ -47,9 +47,9 @@ def play(monkeypatch, capsys):
 
     def call(path, *words, checked=True, **starter):
         pretended = PretendedStarter(**starter)
-        monkeypatch.setattr(conduct, "LocalProcess", pretended)
+        monkeypatch.setattr(conduct, "local_starter", lambda threads: pretended)
         if checked:
-            monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+            monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda *given: None)
         with pytest.raises(SystemExit) as end:
             main(["study", str(path), *words])
         code = end.value.code
@@ -59,8 +59,7 @@ def play(monkeypatch, capsys):
     return call
 
 
-def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play, monkeypatch):
-    monkeypatch.setattr("pfl_lightning.study.check.ProcessPoolExecutor", PoolHere)
+def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play):
     wrong = {
         "rounds": {"trainer": {"max_epochs": -2}},
         "endless": {"trainer": {"max_epochs": None}},
@@ -86,11 +85,11 @@ def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play, mo
 
 def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
     """The runs are real ones, in this process."""
-    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda *given: None)
     table = tmp_path / "runs" / "studies" / "tiny" / "table.md"
     for seeds in ([0], [0, 1]):
         starter = StarterHere()
-        monkeypatch.setattr(conduct, "LocalProcess", starter)
+        monkeypatch.setattr(conduct, "local_starter", lambda threads, starter=starter: starter)
         path = write_study(tmp_path, seeds=seeds, methods={"FedPer": METHODS["FedPer"]})
         with pytest.raises(SystemExit) as end:
             main(["study", str(path), "--trainer.max_epochs", "1"])
@@ -105,27 +104,11 @@ def test_the_table_of_a_study_and_of_more_seeds(tmp_path, monkeypatch, capsys):
     assert yaml.safe_load((folder / "run.yaml").read_text())["trainer"]["max_epochs"] == 1
 
 
-class PoolHere:
-    """In place of the process that checks configs: what it would do, in this one."""
-
-    def __init__(self, *args, **options):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def submit(self, function, *args):
-        return SimpleNamespace(result=lambda: function(*args))
-
-
-@pytest.mark.parametrize("pool", [PoolHere, pytest.param(None, marks=pytest.mark.slow)])
-def test_every_config_is_checked_before_anything_runs(tmp_path, play, monkeypatch, pool):
-    """Without a pool of this test's own it is a process, which imports everything once more."""
-    if pool is not None:
-        monkeypatch.setattr("pfl_lightning.study.check.ProcessPoolExecutor", pool)
+@pytest.mark.parametrize("starter", [None, pytest.param(WarmStarter(1), marks=pytest.mark.slow)])
+def test_every_config_is_checked_before_anything_runs(tmp_path, play, monkeypatch, starter):
+    """In a process, which imports everything once more, or in this one."""
+    if starter is not None:
+        monkeypatch.setattr(studies, "checked_here", starter)
     grid = {"model.method.init_args.lr": [0.1], "model.method.init_args.epocs": [1]}
     methods = {**METHODS, "FedPAK": {"model": {"method": {"class_path": "FedPAK"}}}}
     code, commands = play(write_study(tmp_path, grid=grid, methods=methods), checked=False)
@@ -138,7 +121,7 @@ def test_every_config_is_checked_before_anything_runs(tmp_path, play, monkeypatc
 
 def test_the_plan(tmp_path, monkeypatch, capsys):
     checked = []
-    monkeypatch.setattr("pfl_lightning.study.check.check_configs", checked.extend)
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs, starter: checked.extend(runs))
     path = write_study(tmp_path, seeds=[0, 1])
     main(["study", str(path), "--check"])
     said = capsys.readouterr().out
@@ -153,7 +136,7 @@ def test_runs_of_a_row_that_was_taken_out_are_named(tmp_path, play, monkeypatch,
     play(write_study(tmp_path))
     code, commands = play(write_study(tmp_path, methods={"FedAvg": METHODS["FedAvg"]}))
     assert (code, commands) == (0, [])
-    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda *given: None)
     capsys.readouterr()
     main(["study", str(write_study(tmp_path, methods={"FedAvg": METHODS["FedAvg"]})), "--check"])
     said = capsys.readouterr().out
@@ -316,10 +299,10 @@ def test_reproduce_lists_what_ships(shipped, capsys):
 
 
 def test_reproduce_takes_the_reduced_scale_and_a_folder_of_data(shipped, monkeypatch, capsys):
-    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda runs: None)
+    monkeypatch.setattr("pfl_lightning.study.check.check_configs", lambda *given: None)
     monkeypatch.setattr(plain_report, "figures", lambda run, choice: str(run))
     pretended = PretendedStarter()
-    monkeypatch.setattr(conduct, "LocalProcess", pretended)
+    monkeypatch.setattr(conduct, "local_starter", lambda threads: pretended)
     with pytest.raises(SystemExit) as end:
         main(["reproduce", "tiny", "--data", "images"])
     assert end.value.code == 0

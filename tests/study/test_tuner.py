@@ -59,7 +59,7 @@ class Trials:
 
     def __init__(self, monkeypatch, interrupt_at=None, fail=False):
         self.played, self.interrupt_at, self.fail = [], interrupt_at, fail
-        monkeypatch.setattr(module, "LocalProcess", self)
+        monkeypatch.setattr(module, "local_starter", lambda threads: self)
         monkeypatch.setattr(supervision, "POLL", 0)
         monkeypatch.setattr(supervision, "AGAIN", 0.01)
 
