@@ -12,9 +12,11 @@ from rich.table import Table
 
 from pfl_lightning.callbacks.results import ResultsWriter
 from pfl_lightning.callbacks.run_facts import score_name
+from pfl_lightning.data import names_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.metrics import idle_clients
+from pfl_lightning.notices import named_clients
 from pfl_lightning.state.architectures import ArchitectureSummary
 
 
@@ -93,7 +95,11 @@ def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
     for shown, (choice, summary) in lines.items():
         figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
         table.add_row(shown, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
-    idle = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}))
-    if idle:
-        table.caption, table.caption_justify = f"{idle}: no round drew them, or their updates were left out", "left"
+    names = names_of(federation.data)
+    idle = idle_clients(federation.never_trained, getattr(writer.chosen.get("last"), part, {}), names)
+    notes = [f"{idle}: no round drew them, or their updates were left out"] if idle else []
+    if names and "last" in lines:
+        notes.insert(0, f"worst in the last round: {named_clients([lines['last'][1].worst_client], names)}")
+    if notes:
+        table.caption, table.caption_justify = "\n".join(notes), "left"
     return table

@@ -188,9 +188,11 @@ class FederatedDataModule(LightningDataModule, ABC):
                 samples = with_public(samples, self.public, self.seed, getattr(self, "image_size", None))
             found = self._divide(samples)
             if self.drop_last:
-                check_batches(found, self.batch_size)
+                check_batches(found, self.batch_size, self.client_names)
             samples = found.samples
-            warn_of_samples(samples, found.train, found.validation, found.test, found.unlabeled)
+            warn_of_samples(
+                samples, found.train, found.validation, found.test, found.unlabeled, names=self.client_names
+            )
             self.transform = self._transform_of(samples.train_inputs, found.held)
             self._public = found.public(replace(self.transform, augmentations=()))
             self._ready = found

@@ -12,7 +12,7 @@ from torch import Tensor
 from pfl_lightning.errors import ConfigurationError
 
 __all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "SplitSource", "TwoViews", "checked_length"]
-__all__ += ["class_of_batch", "to_device", "usual_augmentations"]
+__all__ += ["class_of_batch", "names_of", "to_device", "usual_augmentations"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
@@ -139,6 +139,11 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if values.device.type == "cpu" and device.type == "cuda":
         values = values.pin_memory()  # else the copy waits
     return values.to(device, non_blocking=True)
+
+
+def names_of(data: FederatedData) -> tuple[str, ...]:
+    """A name for each client; empty where clients have numbers alone."""
+    return tuple(getattr(data, "client_names", None) or ())
 
 
 def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+
+from pfl_lightning.notices import Names, named_clients
 
 
 class FederationError(RuntimeError):
@@ -80,10 +81,9 @@ class ClientError(FederationError):
         self.round = round
         self.reason = reason
 
-    def told(self, names: Sequence[str] | None) -> str:
+    def told(self, names: Names) -> str:
         """The message, with the client's name where clients have names."""
-        named = f" ({names[self.client]})" if names else ""
-        return f"client {self.client}{named}, round {self.round + 1}: {self.reason}"
+        return f"{named_clients([self.client], names)}, round {self.round + 1}: {self.reason}"
 
     def __reduce__(self) -> tuple[type[ClientError], tuple[int, int, str]]:
         """Support pickling between processes (the default would call ``__init__`` with the message alone)."""

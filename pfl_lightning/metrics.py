@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pfl_lightning.notices import named_clients, shown_before
+from pfl_lightning.notices import Names, labels_of, named_clients, shown_before
 
 if TYPE_CHECKING:
     from pfl_lightning.class_metrics import Confusion
@@ -155,7 +155,11 @@ def reduction_of(name: str, reductions: Mapping[str, str]) -> str:
 
 
 def over_clients(
-    name: str, values: Mapping[int, float], weights: Mapping[int, float], reduction: str = "mean"
+    name: str,
+    values: Mapping[int, float],
+    weights: Mapping[int, float],
+    reduction: str = "mean",
+    names: Names = None,
 ) -> dict[str, float]:
     """A logged value over clients, of those for which it is defined (not NaN).
 
@@ -166,6 +170,7 @@ def over_clients(
         values: Of each client; at least one.
         weights: Weight of each client in a mean, such as its number of samples.
         reduction: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``.
+        names: Names of the clients.
 
     Returns:
         The value under its name and, where some are left out, the number of clients as ``NAME/clients``.
@@ -183,9 +188,9 @@ def over_clients(
         return {name: math.nan}
     if new:
         warnings.warn(
-            f"{name} is undefined (NaN) for {named_clients(new)}: what is logged is of the {len(known)} clients that "
-            f"have it, and {name}/clients says how many they are. Look at these clients' samples, or for weights that "
-            "have become infinite",
+            f"{name} is undefined (NaN) for {named_clients(new, names)}: what is logged is of the {len(known)} clients "
+            f"that have it, and {name}/clients says how many they are. Look at these clients' samples, or for weights "
+            "that have become infinite",
             stacklevel=3,
         )
     own = np.array([*known.values()])
@@ -196,12 +201,13 @@ def over_clients(
     return {name: found} | ({f"{name}/clients": float(len(known))} if left_out else {})
 
 
-def idle_clients(clients: Sequence[int], accuracies: Mapping[int, float]) -> str:
+def idle_clients(clients: Sequence[int], accuracies: Mapping[int, float], names: Names = None) -> str:
     """Clients that never trained, and what they do to the mean; empty without clients.
 
     Args:
         clients: Their numbers.
         accuracies: The accuracies of which the mean is taken, by client.
+        names: Names of the clients.
 
     Example:
         >>> idle_clients([1], {0: 0.75, 1: 0.25, 2: 0.75})
@@ -209,10 +215,9 @@ def idle_clients(clients: Sequence[int], accuracies: Mapping[int, float]) -> str
     """
     if not clients:
         return ""
-    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
     own = [accuracies[client] for client in clients if client in accuracies]
     others = [accuracy for client, accuracy in accuracies.items() if client not in set(clients)]
     means = f"; mean {100 * fmean(own):.2f} %" if own else ""
     means += f", of the other {len(others)}: {100 * fmean(others):.2f} %" if own and others else ""
     means += "; not in the mean" if others and not own else ""
-    return f"{len(clients)} client{'s' if len(clients) > 1 else ''} never trained ({shown}{means})"
+    return f"{len(clients)} client{'s' if len(clients) > 1 else ''} never trained ({labels_of(clients, names)}{means})"

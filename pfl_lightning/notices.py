@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,10 +36,24 @@ def shown_before(*key: Any) -> bool:
     return known
 
 
-def named_clients(clients: Sequence[int]) -> str:
-    """Clients by their numbers, not more than five of them."""
-    shown = ", ".join(map(str, clients[:5])) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
-    return f"client{'s' if len(clients) > 1 else ''} {shown}"
+Names = Sequence[str] | Mapping[int, str] | None
+"""Names of clients, by their numbers; nothing where they have none."""
+
+
+def labels_of(clients: Sequence[int], names: Names = None, most: int = 5) -> str:
+    """Clients by their numbers, with their names where they have names, not more than a few of them.
+
+    Example:
+        >>> labels_of([1, 0], ["Lyon", "Nice"]), labels_of([*range(7)])
+        ('1 (Nice), 0 (Lyon)', '0, 1, 2, 3, 4 and 2 more')
+    """
+    shown = ", ".join(f"{client} ({names[client]})" if names else str(client) for client in clients[:most])
+    return shown + (f" and {len(clients) - most} more" if len(clients) > most else "")
+
+
+def named_clients(clients: Sequence[int], names: Names = None) -> str:
+    """The same as words: ``client 1 (Nice)``, ``clients 1, 2 and 5``."""
+    return f"client{'s' if len(clients) > 1 else ''} {labels_of(clients, names)}"
 
 
 LIGHTNING = r"(lightning\.(pytorch|fabric)|pytorch_lightning|lightning_fabric)\."

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, InvalidMessageError
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
-from pfl_lightning.notices import shown_before
+from pfl_lightning.notices import named_clients, shown_before
 from pfl_lightning.privacy.mechanism import PrivacyMechanism
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.state.clients import Clients
@@ -143,7 +143,8 @@ class Round:
             if cause is not None and (self.on_client_error == "raise" or not self._has_good_round):
                 raise cause
             if not shown_before("traceback", error.reason):
-                _log.warning("client %d, round %d:\n%s", error.client, self.number + 1, error.trace)
+                whose = named_clients([client], names_of(self.data))
+                _log.warning("%s, round %d:\n%s", whose, self.number + 1, error.trace)
         if error is None:
             try:
                 self._check(result)
@@ -202,7 +203,7 @@ class Round:
 
     def _told(self, error: Exception) -> str:
         """An error with the name of its client, where the data have names."""
-        return error.told(getattr(self.data, "client_names", None)) if isinstance(error, ClientError) else str(error)
+        return error.told(names_of(self.data)) if isinstance(error, ClientError) else str(error)
 
     def _refusal(self, result: FitResult, error: Exception) -> FederationError:
         """Why a client is left out of the aggregation."""
@@ -262,7 +263,7 @@ class Round:
             more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
             fault = (
                 f"{count} of {len(self.results)} updates can be aggregated, min_clients is {min_clients}. "
-                f"{'; '.join(map(str, errors[:3]))}{more}"
+                f"{'; '.join(map(self._told, errors[:3]))}{more}"
             )
             if not self._has_good_round:
                 raise FederationError(f"round {self.number + 1}: {fault}") from (errors[0] if errors else None)
@@ -340,7 +341,8 @@ class Round:
         for name in sorted({name for result in good for name in result.logged}):
             own = [result for result in good if name in result.logged]
             values, weights = {r.client: r.logged[name] for r in own}, {r.client: float(r.num_samples) for r in own}
-            found |= over_clients(name, values, weights, reduction_of(name, own[0].reductions))
+            how = reduction_of(name, own[0].reductions)
+            found |= over_clients(name, values, weights, how, names_of(self.data))
         found["train/clients_left_out"] = float(len(self.results) - len(good))
         found |= self.server.metrics
         return found if self.mechanism is None else found | self.mechanism.metrics()

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn import functional as F
 
 from pfl_lightning import SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning.client import FitContext
 from pfl_lightning.engines.base import naming_clients
 from pfl_lightning.methods import FedAvg
 from pfl_lightning.notices import forget_shown, named_clients, silence
@@ -132,7 +133,7 @@ def test_another_fit_shows_them_again():
 
 def test_categories_are_kept_and_a_category_with_arguments_of_its_own_is_shown():
     forget_shown()
-    with warnings.catch_warnings(record=True) as caught, naming_clients(3, 5, round=1):
+    with warnings.catch_warnings(record=True) as caught, naming_clients(FitContext(3, 1, None), FitContext(5, 1, None)):
         warnings.simplefilter("default")
         for _ in range(2):
             warnings.warn("old", DeprecationWarning, stacklevel=1)
@@ -146,7 +147,7 @@ def test_categories_are_kept_and_a_category_with_arguments_of_its_own_is_shown()
 def test_what_a_step_changes_in_showing_warnings_stays():
     before = warnings.showwarning
     try:
-        with naming_clients(0, round=0):
+        with naming_clients(FitContext(0, 0, None)):
             warnings.showwarning = other = lambda *args: None
         assert warnings.showwarning is other
     finally:

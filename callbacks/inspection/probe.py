@@ -16,12 +16,13 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import SplitSource
+from pfl_lightning.data import SplitSource, names_of
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.workers import Fetch
 from pfl_lightning.datamodules.clients.splits import ClientSplit
 from pfl_lightning.federation import Federation
+from pfl_lightning.notices import named_clients
 from pfl_lightning.seeding import Purpose, derive_seed, seeded_generator, torch_seed
 
 SplitName = Literal["train", "validation", "test"]
@@ -132,7 +133,8 @@ class Probe:
         shapes = {tuple(self.samples(federation, client)[0].shape[1:]): client for client in self.clients}
         if len(shapes) < 2:
             return None
-        named = ", ".join(f"{shape} (client {client})" for shape, client in shapes.items())
+        names = names_of(federation.data)
+        named = ", ".join(f"{shape} ({named_clients([client], names)})" for shape, client in shapes.items())
         return f"samples are shown to all clients, and those of clients differ in shape: {named}"
 
     def _split(self, federation: Federation, client: int) -> SplitSource:
@@ -191,7 +193,8 @@ class Probe:
             broken = [name for name, values in found.items() if not bool(values.isfinite().all())]
             if broken:
                 warnings.warn(
-                    f"client {client}, round {federation.round + 1}: {', '.join(broken)} not finite, left out of the "
+                    f"{named_clients([client], names_of(federation.data))}, round {federation.round + 1}: "
+                    f"{', '.join(broken)} not finite, left out of the "
                     "inspection; lower the learning rate, clip the gradient, or look at this client's data",
                     stacklevel=2,
                 )

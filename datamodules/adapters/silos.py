@@ -148,7 +148,7 @@ class FromSilos(ItemDataModule):
             try:
                 loaders = loaders_of(silo, self.trainer, streams=True)
             except Exception as error:  # of the user's own code, which may not say whose data it has read
-                error.add_note(f"while the data of client {client} were set up")
+                error.add_note(f"while the data of client {self.partition.named([client])} were set up")
                 raise
             self._add(client, silo, loaders)
         self.batch_size, self.eval_batch_size = self._batches[0].batch_size, self._batches[0].eval_batch_size
@@ -170,7 +170,7 @@ class FromSilos(ItemDataModule):
             own[name] = tuple(source_of(loader, silo, name, turns[n]) for n, loader in enumerate(found.loaders))
             for source in own[name]:
                 if hasattr(source.dataset, "__len__"):
-                    checked_length(source.dataset, f"{name} set of client {client}")
+                    checked_length(source.dataset, f"{name} set of client {self.partition.named([client])}")
         self._sources.append(own)
         self._shapes.append({name: found.shape for name, found in loaders.items()})
         self._batches.append(replace(own["train"][0].batches, eval_batch_size=evaluation_size(own)))
@@ -204,7 +204,7 @@ class FromSilos(ItemDataModule):
         sizes = sizes_of(self._items("test"))
         test, none = split_by_sizes(np.arange(sizes.sum()), sizes), [own[:0] for own in whole]
         found = Division(samples, train, validation, test, none, tuple(ClientView() for _ in whole))
-        check_batches(found, np.array([own.batch_size * own.drop_last for own in self._batches]))
+        check_batches(found, np.array([own.batch_size * own.drop_last for own in self._batches]), self.client_names)
         return found
 
     @property

@@ -20,6 +20,7 @@ from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientData, Clien
 from pfl_lightning.datamodules.clients.views import ClientView, check_views, describe_views, views_to_bytes
 from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, sizes_of, split_by_sizes, take_per_class
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
+from pfl_lightning.notices import Names, named_clients
 from pfl_lightning.seeding import DataStream
 
 
@@ -282,7 +283,7 @@ def split_validation(
     return train, validation
 
 
-def check_batches(division: Division, batch_size: int | Ints) -> None:
+def check_batches(division: Division, batch_size: int | Ints, names: Names = None) -> None:
     """Check that every client has at least one full batch, as ``drop_last`` needs.
 
     With unlabeled samples, a client that has some counts them too, and a client that has none is not checked: this
@@ -291,6 +292,7 @@ def check_batches(division: Division, batch_size: int | Ints) -> None:
     Args:
         division: Indices of every client's splits.
         batch_size: Samples in a batch, or those of each client.
+        names: Names of the clients.
 
     Raises:
         PartitionError: If a client has fewer samples.
@@ -301,8 +303,9 @@ def check_batches(division: Division, batch_size: int | Ints) -> None:
     least = np.broadcast_to(batch_size, sizes.shape)
     if len(short := np.flatnonzero(training & (sizes < least))):
         raise PartitionError(
-            f"drop_last leaves client {short[0]} no batch ({len(short)} such clients): it has {sizes[short[0]]} "
-            f"training samples, batch_size is {least[short[0]]}; lower batch_size to at most {sizes[short].min()}"
+            f"drop_last leaves {named_clients(short[:1].tolist(), names)} no batch ({len(short)} such clients): it has "
+            f"{sizes[short[0]]} training samples, batch_size is {least[short[0]]}; lower batch_size to at most "
+            f"{sizes[short].min()}"
         )
 
 

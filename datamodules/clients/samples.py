@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.datamodules.datasets.images import decode_images, images_in, list_folders
+from pfl_lightning.notices import Names, named_clients
 from pfl_lightning.seeding import DataStream
 
 HASHED = 64
@@ -135,12 +136,13 @@ def broken_places(inputs: Tensor) -> list[int]:
     return torch.cat(finite).logical_not().nonzero().flatten().tolist()
 
 
-def warn_of_samples(samples: Samples, *lists: Sequence[Ints]) -> None:
+def warn_of_samples(samples: Samples, *lists: Sequence[Ints], names: Names = None) -> None:
     """Warn of inputs that are not finite, in every part, and of training items of a single class.
 
     Args:
         samples: The whole data set.
         lists: Every client's training, validation, test and unlabeled indices.
+        names: Names of the clients.
     """
     train = samples.train_inputs
     test = train if samples.test_inputs is None else samples.test_inputs
@@ -152,10 +154,11 @@ def warn_of_samples(samples: Samples, *lists: Sequence[Ints]) -> None:
         if clients := [client for client, own in enumerate(found) if len(own)]:
             others = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
             warnings.warn(
-                f"{what} items of client {clients[0]}{others} have values that are not finite ({len(broken)} of "
-                f"{len(inputs)} items, the first of this client: item {found[clients[0]][0]}): NaN, infinite, or too "
-                f"large for {inputs.dtype}. They are kept unchanged: a client that trains on them may be left out of "
-                "the federation, and scores on them mean nothing. Remove or correct these items",
+                f"{what} items of {named_clients(clients[:1], names)}{others} have values that are not finite "
+                f"({len(broken)} of {len(inputs)} items, the first of this client: item "
+                f"{found[clients[0]][0]}): NaN, infinite, or too large for {inputs.dtype}. They are "
+                "kept unchanged: a client that trains on them may be left out of the federation, "
+                "and scores on them mean nothing. Remove or correct these items",
                 stacklevel=3,
             )
     classes = samples.train_targets.unique()

@@ -13,6 +13,7 @@ import numpy as np
 from pfl_lightning.checks import check_at_least, check_seed
 from pfl_lightning.datamodules.clients.views import ClientView
 from pfl_lightning.datamodules.counting import Ints, Labels, apportion
+from pfl_lightning.notices import labels_of
 from pfl_lightning.seeding import DataStream
 
 LARGEST_SIZE = 2**31 - 1
@@ -174,8 +175,7 @@ class Partitioner(ABC):
 
     def named(self, clients: Sequence[int], most: int = 5) -> str:
         """Numbers and names of clients for messages, not more than a few."""
-        shown = [f"{client} ({self.client_names[client]})" if self.client_names else f"{client}" for client in clients]
-        return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+        return labels_of(clients, self.client_names, most)
 
     def rng(self, *stream: int) -> np.random.Generator:
         """Random generator of one purpose, independent of every other purpose's.

@@ -16,9 +16,11 @@ from rich.table import Table
 from pfl_lightning.callbacks import ResultsWriter
 from pfl_lightning.callbacks.run_facts import Part, evaluated, further_metrics, run_facts, score_name
 from pfl_lightning.callbacks.tables import fit_table
+from pfl_lightning.data import names_of
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.notices import named_clients
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
 from pfl_lightning.runs.results import as_text, csv_text, summary_of, values_by_metric, with_names
@@ -113,7 +115,7 @@ def personalization_table(federation: Federation, personalization: Personalizati
 
 def evaluation_table(title: str, federation: Federation, part: Part = "test") -> Table:
     """Mean, spread and extremes of the accuracies on a part of the clients' data, in %."""
-    table = Table(title=title)
+    table, names = Table(title=title), names_of(federation.data)
     for column in ("clients", "mean", "std", "variance", "worst\ndecile", "best", "worst"):  # 80 columns at most
         table.add_column(column, justify="left" if column == "clients" else "right")
     for metric in ("accuracy", *federation.class_metrics):
@@ -124,6 +126,9 @@ def evaluation_table(title: str, federation: Federation, part: Part = "test") ->
             extremes = (100 * found.worst_decile, 100 * found.best, 100 * found.worst)
             clients = f"{len(own)} {name.replace('_', ' ')}" + ("" if metric == "accuracy" else f"\n{metric}")
             table.add_row(clients, *(f"{figure:.2f}" for figure in (*figures, *extremes)))
+            if names and table.caption is None:
+                worst = named_clients([found.worst_client], names)
+                table.caption, table.caption_justify = f"worst of the {name.replace('_', ' ')}: {worst}", "left"
     return table
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import lightning as L
 from torch import nn
 
+from pfl_lightning.data import names_of
 from pfl_lightning.datamodules.adapters.stages import brings, gives
 from pfl_lightning.drop_in.outer.traveling import outline
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.predictions import trainer_predict
+from pfl_lightning.notices import named_clients
 from pfl_lightning.state.checkpoints import FEDERATION, read_checkpoint
 from pfl_lightning.state.equality import same
 
@@ -64,7 +66,8 @@ def predict_clients(
             is_given = datamodule is not None and gives(datamodule, "predict_dataloader")
             if not is_given and not brings(model, "predict_dataloader"):
                 raise ConfigurationError(
-                    f"client {client}: neither its data module nor {type(model).__name__} has a predict_dataloader: "
+                    f"{named_clients([client], names_of(federation.data))}: neither its data module nor "
+                    f"{type(model).__name__} has a predict_dataloader: "
                     "give predict_clients(federation, dataloaders)"
                 )
             given = {"datamodule": datamodule} if is_given else {}

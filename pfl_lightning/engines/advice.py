@@ -39,7 +39,7 @@ def explained(error: Exception, client: FederatedClient, phase: Phase, context: 
     )
     if phase.plain and count == 1:
         return ClientError(context.client, context.round, reason)
-    return ConfigurationError(f"client {context.client}, round {context.round + 1}: {reason}")
+    return ConfigurationError(f"{context.who}, round {context.round + 1}: {reason}")
 
 
 @contextmanager

@@ -48,14 +48,13 @@ from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 
 
 @contextmanager
-def naming_clients(*clients: int, round: int) -> Iterator[None]:
+def naming_clients(*contexts: FitContext) -> Iterator[None]:
     """Name the clients in warnings given inside, and show each of them once, not for every client of every round.
 
     Filters apply as ever: what one of them ignores is not shown, and what it makes an error is raised.
 
     Args:
-        clients: Numbers of the clients that train or are evaluated inside.
-        round: Number of the round, from 0.
+        contexts: Of the clients that train or are evaluated inside.
     """
     show = warnings.showwarning
 
@@ -63,10 +62,11 @@ def naming_clients(*clients: int, round: int) -> Iterator[None]:
         text = str(message)
         if shown_before(text, category, filename, lineno):
             return
-        name = named_clients(clients)
-        if name not in text:
+        clients, names = [context.client for context in contexts], {c.client: c.name for c in contexts if c.name}
+        if named_clients(clients) not in text:
             with suppress(Exception):  # a category with arguments of its own is shown without the name
-                given, message = message, category(f"{name}, round {round + 1}: {text}")
+                where = f"{named_clients(clients, names)}, round {contexts[0].round + 1}"
+                given, message = message, category(f"{where}: {text}")
                 message.without_name = getattr(given, "without_name", text)
         show(message, category, filename, lineno, file, line)
 
@@ -196,7 +196,7 @@ class Engine(ABC):
         Updates are returned unchecked: the server checks each of them once.
         """
         for client, task in tasks:
-            with naming_clients(task.context.client, round=task.context.round):
+            with naming_clients(task.context):
                 result = self.fit(client, task, environment)
             yield result
 
@@ -267,11 +267,11 @@ class Engine(ABC):
         for client, task in tasks:
             context = task.context
             try:
-                with naming_clients(context.client, round=context.round):
+                with naming_clients(context):
                     error = self.load_own_model(client, task, environment)
                     result = EvaluationResult(context.client, *self.score(client, task, environment), error)
             except Exception as failed:
-                failed.add_note(f"in the evaluation of client {context.client}, round {context.round + 1}")
+                failed.add_note(f"in the evaluation of {context.who}, round {context.round + 1}")
                 raise
             forget_preparation(client)
             yield result

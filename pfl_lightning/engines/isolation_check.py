@@ -115,7 +115,7 @@ class IsolationCheck:
         name = next((n for n, few in before.items() if n not in now or not same(few, now[n], nan=True)), None)
         if name is not None:
             raise ConfigurationError(
-                f"the local fit of client {context.client} in round {context.round + 1} changed {name}, which was "
+                f"the local fit of {context.who} in round {context.round + 1} changed {name}, which was "
                 "frozen (requires_grad=False) when the federation was set up and is one for all clients. Make the "
                 "module once more and let it train from the start, or let frozen parameters travel like others: "
                 "federate(..., frozen=())"

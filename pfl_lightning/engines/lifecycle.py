@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData, usual_augmentations
+from pfl_lightning.data import FederatedData, names_of, usual_augmentations
 from pfl_lightning.engines.isolation_check import IsolationCheck
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit.data import FitData
@@ -72,7 +72,8 @@ def make_context(
     if not training and model.personalization is not None and model.personalization.augment:
         fit_data = fit_data.with_plain_augmentations(usual_augmentations(data))
     public = public_for(model, data, fit_data, environment.seed) if model.public_samples else None
-    return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored)
+    name = (*names_of(data), *[""] * data.num_clients)[client]
+    return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored, name=name)
 
 
 def without_autocast(environment: FitEnvironment) -> AbstractContextManager[object]:
@@ -119,7 +120,7 @@ def failure(error: Exception, client: FederatedClient, context: FitContext, envi
     """
     if isinstance(error, ClientError):
         return error
-    error.add_note(f"in the local fit of client {context.client}, round {context.round + 1}")
+    error.add_note(f"in the local fit of {context.who}, round {context.round + 1}")
     frames = traceback.extract_tb(error.__traceback__)
     of_package = isinstance(error, AssertionError) and Path(frames[-1].filename).resolve().is_relative_to(PACKAGE)
     if isinstance(error, FederationError) or of_package:
@@ -313,7 +314,7 @@ def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvir
         with torch.no_grad(), without_autocast(environment), torch_seed(seed, python=True):
             client.before_evaluation(context)
     except Exception as error:
-        error.add_note(f"before the evaluation of client {context.client}, round {context.round + 1}")
+        error.add_note(f"before the evaluation of {context.who}, round {context.round + 1}")
         raise
     client.eval()
     for name, tensor, version in versions:

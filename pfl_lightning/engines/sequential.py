@@ -100,7 +100,7 @@ class SequentialEngine(Engine):
                 for index, batch in enumerate(loader if batches is None else batches()):
                     if index >= most:  # every batch holds a sample
                         raise ConfigurationError(
-                            f"client {context.client}: its loader gives more batches in an epoch than it has samples, "
+                            f"{context.who}: its loader gives more batches in an epoch than it has samples, "
                             f"{most}; one that starts again by itself never ends: let it stop after a pass"
                         )
                     batch = environment.precision.convert_input(batch)

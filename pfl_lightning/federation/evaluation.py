@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.class_metrics import ClassMetric
+from pfl_lightning.data import names_of
 from pfl_lightning.engines import EvaluationResult
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.lightning_private import set_batches_that_stepped
 from pfl_lightning.metrics import EvalMetrics, over_clients, summarize
-from pfl_lightning.notices import named_clients
+from pfl_lightning.notices import Names, named_clients
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
@@ -36,6 +37,7 @@ class Evaluation:
         summary: Metrics over clients, by the name under which they are logged; set by :meth:`close`.
         left: Clients that are still to be evaluated.
         is_closed: Whether the scores were summarized.
+        names: Names of the clients.
     """
 
     round: int = 0
@@ -45,6 +47,7 @@ class Evaluation:
     summary: dict[str, float] = field(default_factory=dict)
     left: int = 0
     is_closed: bool = False
+    names: tuple[str, ...] = ()
     _results: Iterator[EvaluationResult] = field(default_factory=lambda: iter(()), repr=False)
 
     @classmethod
@@ -66,7 +69,7 @@ class Evaluation:
             for client, task in tasks
         )
         results = federation.engine.evaluate(prepared, federation.environment)
-        return cls(federation.round, left=len(clients), _results=results)
+        return cls(federation.round, left=len(clients), names=names_of(federation.data), _results=results)
 
     def evaluate_next(self, client: int) -> None:
         """Evaluate the next client.
@@ -85,7 +88,7 @@ class Evaluation:
                 "leave the order of the data module's loaders as it is"
             )
         self.left -= 1
-        if warn_if_not_finetuned(result.finetune_failures):
+        if warn_if_not_finetuned(result.finetune_failures, self.names):
             self.finetune_failures.append(client)
         if result.validation is not None:
             self.validation_scores[client] = result.validation
@@ -125,7 +128,12 @@ class Evaluation:
 
 
 def summarize_scores(
-    prefix: str, scores: Scores, metrics: Mapping[str, ClassMetric] | None = None, *, has_loss: bool = True
+    prefix: str,
+    scores: Scores,
+    metrics: Mapping[str, ClassMetric] | None = None,
+    *,
+    has_loss: bool = True,
+    names: Names = None,
 ) -> dict[str, float]:
     """Return statistics of accuracy and further metrics over clients, and the mean loss, by name.
 
@@ -134,13 +142,16 @@ def summarize_scores(
         scores: Metrics of each client; at least one.
         metrics: The further metrics that the scores may have, by name.
         has_loss: Whether models have a loss; without one it is left out where it is NaN.
+        names: Names of the clients.
     """
     samples = {client: score.num_samples for client, score in scores.items()}
     values = named_summary(f"{prefix}accuracy", {client: score.accuracy for client, score in scores.items()}, samples)
     for name, metric in (metrics or {}).items():
         own = {client: score.further[name] for client, score in scores.items() if name in score.further}
         if own:
-            left_out = over_clients(f"{prefix}{name}", own, samples)  # which says for whom it is not defined
+            left_out = over_clients(
+                f"{prefix}{name}", own, samples, names=names
+            )  # which says for whom it is not defined
             known = {client: value for client, value in own.items() if not math.isnan(value)}
             values |= named_summary(f"{prefix}{name}", known, samples, metric.lower_is_better)
             values |= {key: number for key, number in left_out.items() if key.endswith("/clients")}
@@ -149,8 +160,8 @@ def summarize_scores(
     lost = sorted(scores.keys() - losses.keys())
     if has_loss and lost and losses:
         warnings.warn(
-            f"the loss of {named_clients(lost)} is NaN, and {prefix}loss/mean is that of the other clients: look for "
-            "NaN in the inputs, or for weights that have become infinite",
+            f"the loss of {named_clients(lost, names)} is NaN, and {prefix}loss/mean is that of the other clients: "
+            "look for NaN in the inputs, or for weights that have become infinite",
             stacklevel=2,
         )
     if has_loss or not math.isnan(loss):
@@ -166,8 +177,8 @@ def named_summary(
     return {f"{name}/{statistic}": float(value) for statistic, value in summary.items()}
 
 
-def warn_if_not_finetuned(error: ClientError | None) -> bool:
+def warn_if_not_finetuned(error: ClientError | None, names: Names) -> bool:
     """Return whether a client was evaluated without the fine-tuning of its method, after a warning that says why."""
     if error is not None:
-        warnings.warn(f"evaluated without fine-tuning: {error}", stacklevel=3)
+        warnings.warn(f"evaluated without fine-tuning: {error.told(names)}", stacklevel=3)
     return error is not None

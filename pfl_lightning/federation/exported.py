@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.encoders import build_encoder
 from pfl_lightning.encoders.assignment import unwrapped
 from pfl_lightning.encoders.registry import find_encoder
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.own_models import check_is_set_up, client_number
 from pfl_lightning.names import method_named
+from pfl_lightning.notices import named_clients
 from pfl_lightning.seeding import torch_seed
 from pfl_lightning.state.equality import same
 from pfl_lightning.state.files import replace_file
@@ -147,7 +148,7 @@ def _about_data(data: FederatedData, client: int, has_shape: bool, has_head: boo
     """The client's name, inputs and outputs: who loads the file elsewhere has no data module."""
     transform = getattr(data, "transform", None)  # a user-defined data module may have none
     mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
-    names, shape = getattr(data, "client_names", None), data.input_shape if has_shape else None
+    names, shape = names_of(data), data.input_shape if has_shape else None
     return {
         "name": names[client] if names else None,
         "input_shape": None if shape is None else list(shape),
@@ -272,7 +273,8 @@ def _batch_of(federation: Federation, client: int) -> Tensor:
 def _write_graph(
     federation: Federation, client: int, model: Any, names: Iterable[str], format: str, path: Path
 ) -> None:
-    who = f"client {client}: the model of {federation.method_name} cannot be exported as {format}"
+    who = named_clients([client], names_of(federation.data))
+    who = f"{who}: the model of {federation.method_name} cannot be exported as {format}"
     if not isinstance(model, FederatedClient):
         raise ConfigurationError(
             f"{who}: it is a {type(model).__name__} of your own, whose inputs you know: take federation.client_model"

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.class_metrics import ClassMetric, asks_confusion
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import own_models, predictions, saved_state, set_up
@@ -361,7 +361,7 @@ class Federation(L.LightningModule):
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
         """Return metrics over clients by name; see :func:`~pfl_lightning.federation.evaluation.summarize_scores`."""
         has_loss = self.clients.models[0].evaluation != "knn"
-        return summarize_scores(prefix, scores, self.class_metrics, has_loss=has_loss)
+        return summarize_scores(prefix, scores, self.class_metrics, has_loss=has_loss, names=names_of(self.data))
 
     @property
     def validation_scores(self) -> dict[int, EvalMetrics]:

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines import EvaluationTask
 from pfl_lightning.engines.lifecycle import forget_preparation, load_own_state, make_context
 from pfl_lightning.errors import FederationError, NoSuchClientError
@@ -55,7 +55,7 @@ def client_number(data: FederatedData, client: int | str) -> int:
     Raises:
         NoSuchClientError: There is no such client; it says which there are.
     """
-    names = [*(getattr(data, "client_names", None) or ())]
+    names = names_of(data)
     number: Any = names.index(client) if client in names else client
     if isinstance(number, str) and number.isdecimal():  # of a command line
         number = int(number)
@@ -90,7 +90,7 @@ def client_model(federation: Federation, client: int | str) -> L.LightningModule
         try:
             if stage is not None:
                 model, task = stage.prepare(client, task)
-            warn_if_not_finetuned(federation.engine.load_own_model(model, task, environment))
+            warn_if_not_finetuned(federation.engine.load_own_model(model, task, environment), names_of(federation.data))
         finally:
             if stage is not None and stage is not federation._stage:
                 stage.close()

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
+from pfl_lightning.data import names_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.exported import class_names
 from pfl_lightning.federation.own_models import check_is_set_up, client_number
 from pfl_lightning.lightning_private import silent_trainer
+from pfl_lightning.notices import named_clients
 from pfl_lightning.runs.results import csv_text
 
 if TYPE_CHECKING:
@@ -100,15 +102,16 @@ def predict(federation: Federation, client: int | str, inputs: Any = None) -> Pr
     check_is_set_up(federation)
     data, device = federation.data, federation.environment.device
     number = client_number(data, client)
+    who = named_clients([number], names_of(data))
     model, parts = federation.client_model(number), data.client_data(number)
     if not isinstance(model, FederatedClient):
         raise ConfigurationError(
-            f"client {client} has a {type(model).__name__} of your own: predict_clients(federation, loader, "
+            f"{who} has a {type(model).__name__} of your own: predict_clients(federation, loader, "
             f"clients=[{number}]) gives what its predict_step gives"
         )
     if model.uses_knn_evaluation():
         raise ConfigurationError(
-            f"client {client} has no class scores: {federation.method_name} trains no head. Personalize "
+            f"{who} has no class scores: {federation.method_name} trains no head. Personalize "
             "(--personalize.train linear, or inside of federation.personalized)"
         )
     part: Any = parts.test
@@ -116,11 +119,11 @@ def predict(federation: Federation, client: int | str, inputs: Any = None) -> Pr
     batches: Any
     if inputs is None:
         if not len(part):
-            raise ConfigurationError(f"client {client} has no test samples: give inputs")
+            raise ConfigurationError(f"{who} has no test samples: give inputs")
         labels = part.targets
         batches = (piece.loader(size, device=device).tensors()[0] for piece in part.split(size))
     else:
-        given = _checked(inputs, next(parts.train.split(1)), client)
+        given = _checked(inputs, next(parts.train.split(1)), who)
         batches = (part.transform.normalize(piece.to(device)) for piece in given.split(size))
     scores = torch.cat(trainer_predict(model, federation, None, dataloaders=batches)).cpu()
     classes = scores.argmax(1).masked_fill(scores.isnan().any(1), -1)
@@ -128,17 +131,17 @@ def predict(federation: Federation, client: int | str, inputs: Any = None) -> Pr
     return Predictions(number, scores.float().softmax(1), classes, labels, tuple(names))
 
 
-def _checked(inputs: Any, like: Any, client: int | str) -> Tensor:
+def _checked(inputs: Any, like: Any, who: str) -> Tensor:
     """A batch of inputs, of the shape and kind of the client's own."""
     given, own = torch.as_tensor(inputs), like.raw_inputs
     expected = f"expected {own.dtype} of shape (N, {', '.join(map(str, own.shape[1:]))})"
     came = f"got {given.dtype} of shape {tuple(given.shape)}"
     if given.shape[1:] != own.shape[1:] or given.ndim != own.ndim or not len(given):
-        raise ConfigurationError(f"inputs of client {client}: {expected}, N of at least 1, {came}")
+        raise ConfigurationError(f"inputs of {who}: {expected}, N of at least 1, {came}")
     if given.is_floating_point() and own.is_floating_point():
         return given.to(own.dtype)
     unit = given.is_floating_point() and own.dtype == torch.uint8 and bool(((given >= 0) & (given <= 1)).all())
     if not unit and given.dtype != own.dtype:
         also = ", or floats from 0 to 1" if own.dtype == torch.uint8 else ""
-        raise ConfigurationError(f"inputs of client {client}: {expected}{also}, {came}")
+        raise ConfigurationError(f"inputs of {who}: {expected}{also}, {came}")
     return given.float() if unit else given

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 
 from pfl_lightning.class_metrics import find_metrics
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines.advice import SINGLE_ITEM
 from pfl_lightning.engines.lifecycle import enter_phase
 from pfl_lightning.engines.sequential import is_float16
@@ -161,8 +161,9 @@ def check_clients(clients: Clients, data: FederatedData, facts: RunFacts) -> Non
         model.check_run(facts)
         for client in data.participating if model.needs_validation else ():
             if not len(data.client_data(client).validation):
+                who = named_clients([client], names_of(data))
                 raise ConfigurationError(
-                    f"{type(model).__name__} needs validation samples of every client, and client {client} has none: "
+                    f"{type(model).__name__} needs validation samples of every client, and {who} has none: "
                     "set the data module's validation_share"
                 )
     if any(type(model).check_samples is not FederatedClient.check_samples for model in clients.models):
@@ -193,10 +194,10 @@ def check_single_items(clients: Clients, data: FederatedData) -> None:
             found = {client: size for client, size in sizes.items() if size is not None}
             if found and _needs_two(model, phase, data, next(iter(found))):
                 client, (count, size) = next(iter(found.items()))
+                all_of_them, first = (named_clients(own, names_of(data)) for own in (list(found), [client]))
                 raise ConfigurationError(
-                    f"{named_clients(list(found))}: batch normalization cannot train on a batch of one item in phase "
-                    f"{phase.name!r}, and client {client} has {count} training item{'s' * (count > 1)} in batches of "
-                    f"{size}; {SINGLE_ITEM}"
+                    f"{all_of_them}: batch normalization cannot train on a batch of one item in phase {phase.name!r}, "
+                    f"and {first} has {count} training item{'s' * (count > 1)} in batches of {size}; {SINGLE_ITEM}"
                 )
 
 

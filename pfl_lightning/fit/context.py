@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import PublicSamples
+from pfl_lightning.notices import named_clients
 
 Batch = tuple[Tensor, ...]
 """Inputs and labels, and the values attached to the samples, if any are (:meth:`FitData.attach`)."""
@@ -60,6 +61,7 @@ class FitContext:
             ends, never of novel clients, and never under methods that keep nothing on the client. True in a local fit.
         earlier_fits: Number of local fits that schedules of the learning rate count before this one, see ``schedule``
             of :class:`FederatedClient`; ``None`` where they start at the beginning, as in an evaluation.
+        name: The client's name; empty where clients have numbers alone.
     """
 
     client: int
@@ -70,6 +72,12 @@ class FitContext:
     public: PublicSamples | None = None
     stored: bool = True
     earlier_fits: int | None = None
+    name: str = ""
+
+    @property
+    def who(self) -> str:
+        """The client in messages: ``client 3``, or ``client 3 (Lyon)``."""
+        return named_clients([self.client], {self.client: self.name} if self.name else None)
 
     @property
     def validation(self) -> FitData | None:

@@ -147,7 +147,7 @@ class Calibre(SelfSupervisedClient):
     def _check_batch_size(self, context: FitContext) -> None:
         if context.data.batch_size < self.clusters:
             raise ConfigurationError(
-                f"client {context.client}, round {context.round + 1}: batches of {context.data.batch_size} samples "
+                f"{context.who}, round {context.round + 1}: batches of {context.data.batch_size} samples "
                 f"cannot be divided into {self.clusters} clusters; use a batch_size of at least {self.clusters}, or "
                 "fewer clusters"
             )

@@ -117,7 +117,7 @@ class FedFomo(FederatedClient):
         validation = context.validation
         if validation is None:
             raise ConfigurationError(
-                f"FedFomo weighs models by validation samples, and client {context.client} has none: set the data "
+                f"FedFomo weighs models by validation samples, and {context.who} has none: set the data "
                 "module's validation_share"
             )
         base, bank, names = self.base.as_state(), self.bank.as_state(), self.shared_names()

@@ -113,7 +113,7 @@ class PerFedAvg(FederatedClient):
         """Refuse batches that cannot be divided."""
         if context.data.batch_size < self.smallest_batch:
             raise ConfigurationError(
-                f"client {context.client}, round {context.round + 1}: PerFedAvg(order={self.order!r}) divides each "
+                f"{context.who}, round {context.round + 1}: PerFedAvg(order={self.order!r}) divides each "
                 f"batch into {self._parts} parts, which takes at least {self.smallest_batch} samples, and batch_size "
                 f"is {context.data.batch_size}; make it larger"
             )

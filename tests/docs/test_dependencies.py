@@ -23,6 +23,7 @@ ALLOWED = {
         "checks",
         "errors",
         "names",
+        "notices",
         "options",
         "older_package",
         "lightning_private",

@@ -19,6 +19,7 @@ from pfl_lightning.drop_in.features.capture import first_tensor
 from pfl_lightning.drop_in.fits.module_calls import lent_to_trainer
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
 from pfl_lightning.engines.base import naming_clients
+from pfl_lightning.fit.context import FitContext
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.lightning_private import silent_trainer
 from pfl_lightning.notices import silence
@@ -71,7 +72,7 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
         with (
             isolate_rng(),
             silence(),
-            naming_clients(client, round=0),
+            naming_clients(FitContext(client, 0, FitData(data.client_data(client).train, 1))),
             torch.enable_grad(),
             torch.inference_mode(False),
         ):

@@ -215,7 +215,7 @@ class LocalValidation(L.Callback):
         self._reads = reads_metrics(module, trainer.callbacks)
         self._reason = None
         if self._data.validation is None or not len(self._data.validation):
-            self._reason = f"client {context.client} has no validation part"
+            self._reason = f"{context.who} has no validation part"
         elif not is_overridden("validation_step", module):
             self._reason = f"{type(module).__name__} has no validation_step"
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import AttributeDict
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData
+from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.datamodules.adapters.stages import brings, gives
 from pfl_lightning.drop_in.client.parts import ClientParts
 from pfl_lightning.drop_in.client.plain_state import plain_state
@@ -176,7 +176,7 @@ class ModuleFederation(UserHooks):
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
         """What the modules logged, over clients; see :class:`~pfl_lightning.drop_in.outer.logs_over_clients`."""
         trains = self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
-        return self.logs.summary_of(prefix, scores, trains)
+        return self.logs.summary_of(prefix, scores, trains, names_of(self.data))
 
     def get_extra_state(self) -> dict[str, Any]:
         """As of every federation, and the best values so far."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from pfl_lightning.drop_in.fits.local_evaluation import as_test_name
 from pfl_lightning.metrics import EvalMetrics, over_clients, reduction_of, summarize
+from pfl_lightning.notices import Names
 
 
 class LogsOverClients:
@@ -28,13 +29,16 @@ class LogsOverClients:
         self.best: dict[str, float] = {}
         self._warned: set[str] = set()
 
-    def summary_of(self, prefix: str, scores: Mapping[int, EvalMetrics], trains: bool) -> dict[str, float]:
+    def summary_of(
+        self, prefix: str, scores: Mapping[int, EvalMetrics], trains: bool, names: Names = None
+    ) -> dict[str, float]:
         """What the module logged on all samples, what ``monitor`` names over clients, and accuracies where known.
 
         Args:
             prefix: In front of names, such as ``"novel_test_"``.
             scores: Of each client.
             trains: Whether this is an evaluation of a round, so that the best of the rounds counts.
+            names: Names of the clients.
         """
         before, name = "novel_" if prefix.startswith("novel_") else "", self.monitor
         if name is not None and prefix.endswith("test_"):
@@ -46,7 +50,7 @@ class LogsOverClients:
             # Means are weighted by samples, so that a mean over samples is that over all samples.
             weights = {client: score.samples_of(key) for client, score in have.items()}
             ways = {reduction_of(key, score.reductions) for score in have.values()}
-            over_all = over_clients(key, logged, weights, ways.pop() if len(ways) == 1 else "mean")
+            over_all = over_clients(key, logged, weights, ways.pop() if len(ways) == 1 else "mean", names)
             values |= {f"{before}{key}": value for key, value in over_all.items()}
         own = name == f"{prefix}accuracy".removeprefix(before)  # all statistics under a name have one source
         known = {client: s.logged.get(str(name), math.nan) if own else s.accuracy for client, s in scores.items()}

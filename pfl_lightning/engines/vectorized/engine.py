@@ -188,7 +188,7 @@ class VectorizedEngine(Engine):
         results = list[EvaluationResult]()
         for member in members:
             task = cast(EvaluationTask, member.task)
-            with naming_clients(member.context.client, round=member.context.round):
+            with naming_clients(member.context):
                 if member.error is None:
                     put_state(client, member.state)
                 else:
@@ -210,7 +210,7 @@ class VectorizedEngine(Engine):
     ) -> list[Member]:
         """Train a group through all phases, seeded for a purpose; the members hold their trained states."""
         members = list[Member]()
-        named = naming_clients(*(task.context.client for task in group), round=group[0].context.round)
+        named = naming_clients(*(task.context for task in group))
         with named, guarded_attributes(client) as refuse_changes:
             for task in group:
                 members.append(begin(task))
@@ -273,7 +273,7 @@ class VectorizedEngine(Engine):
         context, start = member.context, time.perf_counter()
         if member.error is not None:
             return FitResult.failed(context, seconds, member.error)
-        with naming_clients(context.client, round=context.round):
+        with naming_clients(context):
             try:
                 assert member.random_state is not None
                 put_state(client, member.state)
