@@ -246,6 +246,7 @@ class ResultsWriter(L.Callback):
             "evaluated": evaluated(federation, has_accuracy=bool(self.chosen)),
             "accuracy": choices(),
             **further_metrics(federation, choices),
+            **({"engine_choices": found} if (found := federation.engine.choices) else {}),
             "history": [entry.as_dict() for entry in self.history],
         }
 

@@ -112,6 +112,7 @@ class Engine(ABC):
         if threads is not None:
             check_at_least("threads", threads, 1)
         self.threads = threads
+        self.choices: dict[str, str] = {}  # which way was measured to be faster, by architecture; kept in checkpoints
         self._held: int | None = None
         self._threads_before = 0  # number of threads that this engine has set, and the caller's
         self._work: float | None = None  # of a training step, once it was counted

