@@ -7,6 +7,7 @@ ended. All of them end when the process does that has started the template.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,7 +17,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
+from typing import Any
 
 from pfl_lightning.cli.main import wait_passively
 from pfl_lightning.jobs.processes import LocalProcess, environment, opened_log, play
@@ -198,7 +201,34 @@ def main() -> None:
     if "numpy" in sys.modules:  # torch has a fixed seed where none is given, Python draws another one in each copy
         sys.modules["numpy"].random.seed()
     sys.argv[1:] = argv
-    play(entry)
+    os._exit(played(entry))
+
+
+def played(entry: str) -> int:
+    """Do a job and end as Python does, but for taking all modules apart: that takes longer than to copy them.
+
+    Args:
+        entry: ``module:function`` of what it does.
+
+    Returns:
+        The exit code.
+    """
+    code: Any = 0
+    try:
+        play(entry)
+    except SystemExit as ended:
+        code = 0 if ended.code is None else ended.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as multiprocessing does, too
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return int(code)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """What jobs of tests do, in processes of their own."""
 
+import atexit
 import importlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +37,8 @@ def waits() -> None:
 
 def says_where() -> None:
     """What its process has of its surroundings."""
+    atexit.register(print, "at its exit")
+    threading.Thread(target=lambda: (time.sleep(0.1), print("a thread's end"))).start()
     print([os.getcwd(), os.environ["OMP_NUM_THREADS"], "SLURM_JOB_ID" in os.environ, sys.argv[1:]])
     print([os.getpgid(0) == os.getpid(), sys.stdin.read(0), signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL])
 

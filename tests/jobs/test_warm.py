@@ -72,7 +72,8 @@ def test_each_job_has_its_log_its_words_and_a_group_of_its_own(starter, tmp_path
     for number in range(2):
         begin, *said = (tmp_path / f"{number}.txt").read_text().splitlines()
         assert begin.endswith(f"pfl {number}")
-        assert said == ["said by an import", str([str(tmp_path), "3", False, [str(number)]]), "[True, '', True]"]
+        here = [str([str(tmp_path), "3", False, [str(number)]]), "[True, '', True]"]
+        assert said == ["said by an import", *here, "a thread's end", "at its exit"]
 
 
 def test_a_module_of_the_users_is_imported_anew(starter, tmp_path):
