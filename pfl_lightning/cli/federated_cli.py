@@ -66,7 +66,7 @@ class FederatedCLI(LightningCLI):
                 FederatedDataModule,
                 subclass_mode_data=True,
                 trainer_class=FederatedTrainer,
-                trainer_defaults={"log_every_n_steps": 1},
+                trainer_defaults={"log_every_n_steps": 1, "devices": 1},
                 save_config_callback=SaveConfig,
                 seed_everything_default=0,
                 parser_class=CLIParser,

@@ -179,6 +179,7 @@ def test_a_run_leaves_its_config_partition_results_events_and_checkpoints(tmp_pa
     assert len(list(checkpoints.glob("best-round-*.ckpt"))) == 1
     resolved = yaml.safe_load((version / "config.yaml").read_text())
     assert resolved["trainer"]["max_epochs"] == 3
+    assert resolved["trainer"]["devices"] == 1  # on a machine of several GPUs Lightning's default would take them all
     assert resolved["data"]["init_args"]["partition"]["init_args"]["num_clients"] == 4
 
 

@@ -44,7 +44,8 @@ class RayEngine(WorkerEngine):
     workers appear in this process, as do losses and progress.
 
     Args:
-        workers: Number of workers; ``None`` for as many as the cores of the machine (or of the cluster) allow.
+        workers: Number of workers; ``None`` for as many as the cores of the machine (or of the cluster) allow, and
+            where the outer Trainer is on a GPU for one on each GPU, up to four.
         address: Address of a running Ray cluster, such as ``"auto"`` (from a machine of the cluster) or
             ``"host:6379"``; ``None`` starts Ray on this machine for the time of the run. A process that has called
             ``ray.init`` keeps its connection.
@@ -132,12 +133,16 @@ def require_ray() -> Any:
     return ray
 
 
+WORKERS_ON_GPUS = 4
+"""Workers on GPUs unless another number is asked for: each has a CUDA context of half a GB."""
+
+
 class Cluster(WorkerHost):
     """Host of workers, and the connection to Ray: started here, joined by address, or already open in this process.
 
     Args:
         address: Address of a running cluster (``"auto"``, ``"host:6379"``); ``None`` starts one on this machine.
-        num_workers: Number of workers; ``None`` for as many as the cores allow.
+        num_workers: Number of workers; ``None`` for as many as the cores allow, on GPUs for one on each, up to four.
         cpus_per_worker: Cores of a worker.
         gpus_per_worker: GPUs of a worker; ``None`` divides the available GPUs if ``on_gpu``.
         on_gpu: Whether the outer Trainer is on a GPU.
@@ -179,7 +184,10 @@ class Cluster(WorkerHost):
                 _warn_if_reachable(self.ray)
             there = self.ray.cluster_resources()
             cpus, gpus = cores if starts else int(there.get("CPU", 0)), float(there.get("GPU", 0))
-            self.num_workers = num_workers or max(1, cpus // cpus_per_worker)
+            most = cpus // cpus_per_worker
+            if on_gpu and gpus_per_worker is None:
+                most = min(most, int(gpus), WORKERS_ON_GPUS)
+            self.num_workers = num_workers or max(1, most)
             if self.num_workers * cpus_per_worker > cpus:
                 warnings.warn(
                     f"{self.num_workers} workers of {cpus_per_worker} cores each were asked for, there are {cpus} "

@@ -44,10 +44,39 @@ def _set_deterministic(found: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(found[0], warn_only=found[1])
 
 
-_CUDNN = torch.backends.cudnn
+def _matmul_precision() -> str | None:
+    """``None`` where a backend's own switch sets the precision of products: torch refuses to mix them."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+def _set_matmul_precision(found: str | None) -> None:
+    if found not in (None, _matmul_precision()):  # to set what is there would set the backends' own switches, too
+        torch.set_float32_matmul_precision(found)
+
+
+_CUDNN, _ONEDNN = torch.backends.cudnn, torch.backends.mkldnn
+_PLACES: tuple[tuple[Any, str], ...] = ((torch.backends.cuda, "matmul"), *((_CUDNN, name) for name in ("conv", "rnn")))
+_PLACES += tuple((_ONEDNN, name) for name in ("matmul", "conv", "rnn"))
+_BACKENDS: list[Any] = [one for one in (getattr(*place, None) for place in _PLACES) if hasattr(one, "fp32_precision")]
+
+
+def _backends_precisions() -> tuple[str, ...]:
+    return tuple(one.fp32_precision for one in _BACKENDS)
+
+
+def _set_backends_precisions(found: tuple[str, ...]) -> None:
+    for one, precision in zip(_BACKENDS, found, strict=True):
+        if one.fp32_precision != precision:
+            one.fp32_precision = precision
+
+
 SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_is_deterministic, _set_deterministic),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_matmul_precision, _set_matmul_precision),
+    (_backends_precisions, _set_backends_precisions),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (partial(getattr, _CUDNN, "benchmark"), partial(setattr, _CUDNN, "benchmark")),
     (partial(getattr, _CUDNN, "deterministic"), partial(setattr, _CUDNN, "deterministic")),

@@ -240,8 +240,15 @@ def test_precisions(precision, monkeypatch):
     assert got.test_scores == want.test_scores
 
 
-def test_torchs_switches_reach_the_workers():
-    switches = ((True, True), "medium", True, True, True, torch.float64, True)
+PRECISIONS = ("tf32", "ieee", "tf32", "bf16", "none", "none")
+
+
+@pytest.mark.parametrize(
+    "precision", [("medium", ("tf32", "tf32", "tf32", "bf16", "none", "none")), (None, PRECISIONS)]
+)
+def test_torchs_switches_reach_the_workers(precision):
+    """Of the precision of products torch has one for all, and those of its backends, which it refuses to mix."""
+    switches = ((True, True), *precision, True, True, True, torch.float64, True)
     before = read_switches()
     try:
         throw_switches(unpack(pack(switches)))
@@ -249,3 +256,14 @@ def test_torchs_switches_reach_the_workers():
     finally:
         throw_switches(before)
     assert read_switches() == before != switches
+
+
+def test_a_precision_set_by_the_backends_switch_ends_no_run(monkeypatch):
+    """Torch then refuses to answer get_float32_matmul_precision."""
+    before = read_switches()
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        engine, _ = fake_ray_engine(monkeypatch, 2)
+        run(FIT, 1, engine=engine)
+    finally:
+        throw_switches(before)
