@@ -173,7 +173,7 @@ def fill(weights: Floats, sizes: Ints, supply: Ints, rng: np.random.Generator) -
     return counts
 
 
-def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
     """Index arrays that give each client the asked number of random samples of each class.
 
     Where the counts of a class exceed its supply, its samples are used again: clients then share samples, but no
@@ -196,61 +196,82 @@ def distribute(labels: Ints, counts: Ints, rng: np.random.Generator) -> list[Int
     """
     num_clients, num_classes = counts.shape
     order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]  # by class, random within a class
+    short = labels.astype(np.min_scalar_type(num_classes))  # of which NumPy sorts faster
+    order = order[np.argsort(short[order], kind="stable")]  # by class, random within a class
     pools = np.split(order, np.cumsum(np.bincount(labels, minlength=num_classes))[:-1])
     chosen = np.concatenate([np.resize(pool, given) for pool, given in zip(pools, counts.sum(axis=0), strict=True)])
     owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.T.ravel())
-    chosen = chosen[np.lexsort((chosen, owners))]
-    return split_by_sizes(chosen, counts.sum(axis=1))
+    return Parts.sorted(chosen, owners, num_clients)
+
+
+class Parts(Sequence[Ints]):
+    """Index lists of all clients in one array: a million lists would be a million objects.
+
+    Args:
+        values: The lists, one after another, shape (N,).
+        sizes: Length of each list, shape (m,); their sum is N.
+
+    Attributes:
+        values: As given.
+        sizes: As given.
+        ends: Where each list ends, shape (m,).
+
+    Example:
+        >>> parts = Parts(np.array([4, 0, 1, 7]), np.array([1, 0, 3]))
+        >>> [part.tolist() for part in parts], parts.owners.tolist()
+        ([[4], [], [0, 1, 7]], [0, 2, 2, 2])
+    """
+
+    def __init__(self, values: Ints, sizes: Ints) -> None:
+        self.values, self.sizes, self.ends = values, sizes, np.cumsum(sizes)
+
+    @classmethod
+    def of(cls, lists: Sequence[Labels]) -> Parts:
+        """The lists, copied into one array unless they are in one already."""
+        if isinstance(lists, Parts):
+            return lists
+        return cls(np.concatenate([np.empty(0, dtype=np.int64), *lists]).astype(np.int64), sizes_of(lists))
+
+    @classmethod
+    def sorted(cls, values: Ints, owners: Ints, num_clients: int) -> Parts:
+        """The lists of values from 0 that have the given owners, ascending in each list."""
+        span, sizes = int(values.max(initial=0)) + 1, np.bincount(owners, minlength=num_clients)
+        keys = owners * span + values
+        keys.sort()
+        keys -= np.repeat(np.arange(num_clients) * span, sizes)
+        return cls(keys, sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> Ints:  # type: ignore[override]  # of a number alone
+        """A client's list, not copied."""
+        end = self.ends[client]
+        return self.values[end - self.sizes[client] : end]
+
+    def block(self, clients: slice) -> Parts:
+        """The lists of consecutive clients, at least one; not copied."""
+        ends, sizes = self.ends[clients], self.sizes[clients]
+        return Parts(self.values[ends[0] - sizes[0] : ends[-1]], sizes)
+
+    @property
+    def owners(self) -> Ints:
+        """Client of each value, shape (N,)."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    def owner(self, place: int) -> int:
+        """Client of the value at a place."""
+        return int(np.searchsorted(self.ends, place, side="right"))
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Parts:
+        """The values that a mask of shape (N,) keeps."""
+        kept = np.append(0, np.cumsum(mask))
+        return Parts(self.values[mask], kept[self.ends] - kept[self.ends - self.sizes])
 
 
 def sizes_of(lists: Sequence[Labels]) -> Ints:
     """Length of each list, shape (m,)."""
-    return np.array([len(own) for own in lists], dtype=np.int64)
-
-
-def split_by_sizes(values: Ints, sizes: Ints) -> list[Ints]:
-    """Consecutive pieces of an array, of the given sizes.
-
-    Args:
-        values: Shape (N,).
-        sizes: Size of each piece, shape (m,); their sum is N.
-
-    Returns:
-        m views into ``values``.
-
-    Example:
-        >>> [piece.tolist() for piece in split_by_sizes(np.arange(6), np.array([1, 3, 2]))]
-        [[0], [1, 2, 3], [4, 5]]
-    """
-    ends = np.cumsum(sizes)
-    return [values[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
-
-
-def take_per_class(labels: Ints, counts: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Mask of a random subset with a given number of samples of each class.
-
-    Args:
-        labels: Class of each sample, shape (n,).
-        counts: Number wanted of each class, shape (C,), at most the number available.
-        rng: Source of the choice.
-
-    Returns:
-        Boolean array of shape (n,): True where the sample is chosen.
-
-    Example:
-        >>> labels = np.array([0, 0, 0, 1, 1, 1])
-        >>> chosen = take_per_class(labels, np.array([1, 2]), np.random.default_rng(0))
-        >>> labels[chosen].tolist()
-        [0, 1, 1]
-    """
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    sorted_labels = labels[order]
-    place = np.arange(len(labels)) - np.searchsorted(sorted_labels, sorted_labels)  # 0, 1, ... within each class
-    chosen = np.zeros(len(labels), dtype=np.bool_)
-    chosen[order[place < counts[sorted_labels]]] = True
-    return chosen
+    return lists.sizes if isinstance(lists, Parts) else np.array([len(own) for own in lists], dtype=np.int64)
 
 
 def class_counts(labels: npt.ArrayLike, parts: Sequence[npt.NDArray[np.int64]], num_classes: int) -> Ints:
@@ -264,10 +285,16 @@ def class_counts(labels: npt.ArrayLike, parts: Sequence[npt.NDArray[np.int64]], 
     Returns:
         Whole numbers of shape (clients, C).
 
+    Raises:
+        ValueError: If a class is negative, or C or above.
+
     Example:
         >>> class_counts([0, 1, 1, 2], [np.array([0, 1]), np.array([2, 3])], num_classes=3).tolist()
         [[1, 1, 0], [0, 1, 1]]
     """
-    array = np.asarray(labels)
-    counts = [np.bincount(array[part], minlength=num_classes) for part in parts]
-    return np.stack(counts).astype(np.int64) if counts else np.zeros((0, num_classes), dtype=np.int64)
+    own = Parts.of(parts)
+    seen = np.asarray(labels)[own.values]
+    if len(seen) and not 0 <= seen.min() <= seen.max() < num_classes:
+        raise ValueError(f"classes must be from 0 to {num_classes - 1}, got {seen.min()} to {seen.max()}")
+    kinds = own.owners * num_classes + seen
+    return np.bincount(kinds, minlength=len(own) * num_classes).reshape(len(own), num_classes)

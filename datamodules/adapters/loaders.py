@@ -18,7 +18,7 @@ from pfl_lightning.datamodules.adapters.stages import StageLoaders, loaders_of, 
 from pfl_lightning.datamodules.adapters.streams import joined
 from pfl_lightning.datamodules.clients.division import check_batches
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.counting import Ints, sizes_of
+from pfl_lightning.datamodules.counting import Ints, Parts
 from pfl_lightning.datamodules.module import warn_unless_federated
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.older_package import as_lightning
@@ -103,8 +103,8 @@ class FromLoaders(ItemDataModule):
         self._sources: dict[str, tuple[ItemSource, ...]] = {}
         self._items: list[int] = []
         self.held_source: ItemSource | None = None  # what the training items that are held out are read by
-        self._others: dict[str, list[list[Ints]]] = {}
-        self._validation: list[Ints] | None = None
+        self._others: dict[str, list[Sequence[Ints]]] = {}
+        self._validation: Sequence[Ints] | None = None
 
     @property
     def datamodule(self) -> LightningDataModule:
@@ -157,7 +157,7 @@ class FromLoaders(ItemDataModule):
         division = self._loaded
         if self.drop_last and self._sources["train"][0].order is None:
             check_batches(division, self.batch_size)
-        if "validation" in self._sources and "test" in self._sources and not any(map(len, division.validation)):
+        if "validation" in self._sources and "test" in self._sources and not len(division.validation.values):
             self._validation = self._evaluated(self._classes["validation"][0])
         self._others = {stage: self._divide_others(stage) for stage in self._sources}
 
@@ -181,20 +181,20 @@ class FromLoaders(ItemDataModule):
             return False
         return len(held.train[0]) + len(held.validation[0]) == len(self._classes["train"][0])
 
-    def _evaluated(self, classes: Ints) -> list[Ints]:
+    def _evaluated(self, classes: Ints) -> Sequence[Ints]:
         """Items of an evaluation for each client, in the class proportions of its training items."""
         if self.evaluates_on_all:
             return [np.arange(len(classes), dtype=np.int64)] * self.num_clients
-        targets = self._loaded.samples.train_targets.numpy()
-        held = [targets[part] for part in self._loaded.train]
+        train = self._loaded.train
+        held = Parts(self._loaded.samples.train_targets.numpy()[train.values], train.sizes)
         return Partitioner.partition_test(self.partition, classes, held, self.test_samples_per_client)
 
-    def _divide_others(self, stage: str) -> list[list[Ints]]:
+    def _divide_others(self, stage: str) -> list[Sequence[Ints]]:
         """Items of the second loader of a stage, the third, and so on."""
         others = self._classes[stage][1:]
         if stage != "train":
             return [self._evaluated(classes) for classes in others]
-        found = []
+        found: list[Sequence[Ints]] = []
         for number, classes in enumerate(others, 1):
             if self.partition.fixed_train:
                 raise PartitionError(
@@ -204,8 +204,8 @@ class FromLoaders(ItemDataModule):
             lists = check_parts(self.partition, self.partition.partition(classes), len(classes))
             own = self._sources["train"][number].batches
             least = own.batch_size if own.drop_last else 1
-            if (sizes_of(lists) < least).any():
-                client = int((sizes_of(lists) < least).argmax())
+            if (lists.sizes < least).any():
+                client = int((lists.sizes < least).argmax())
                 raise PartitionError(
                     f"client {client} gets {len(lists[client])} items of training loader {number}, {least} are needed "
                     "for a batch: lower num_clients or the loader's batch_size, or set drop_last to false"

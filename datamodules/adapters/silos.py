@@ -24,8 +24,7 @@ from pfl_lightning.datamodules.adapters.user_data import read_dataset
 from pfl_lightning.datamodules.adapters.workers import OneAtATime
 from pfl_lightning.datamodules.clients.division import Division, check_batches, split_validation
 from pfl_lightning.datamodules.clients.samples import Samples
-from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, sizes_of, split_by_sizes
+from pfl_lightning.datamodules.counting import Ints, Parts, sizes_of
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.given import AsGiven
 from pfl_lightning.errors import ConfigurationError
@@ -196,14 +195,14 @@ class FromSilos(ItemDataModule):
         if self._whole:
             return super()._divide(samples)
         labels, sizes = samples.train_targets.numpy(), sizes_of(self._items("train"))
-        whole = split_by_sizes(np.arange(len(labels)), sizes)
-        train, validation = split_validation(labels, whole, self.validation_share, self.seed)
+        whole = Parts(np.arange(len(labels)), sizes)
+        train, validation = map(list, split_validation(labels, whole, self.validation_share, self.seed))
         for client, sources in enumerate(self._sources):
             if "validation" in sources or sources["train"][0].is_read_whole:
                 train[client], validation[client] = whole[client], whole[client][:0]
         sizes = sizes_of(self._items("test"))
-        test, none = split_by_sizes(np.arange(sizes.sum()), sizes), [own[:0] for own in whole]
-        found = Division(samples, train, validation, test, none, tuple(ClientView() for _ in whole))
+        test, none = Parts(np.arange(sizes.sum()), sizes), Parts(sizes[:0], 0 * sizes)
+        found = Division(samples, Parts.of(train), Parts.of(validation), test, none, ())
         check_batches(found, np.array([own.batch_size * own.drop_last for own in self._batches]), self.client_names)
         return found
 

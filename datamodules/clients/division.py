@@ -7,7 +7,8 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,9 @@ from pfl_lightning.datamodules.clients.batches import BatchTransform
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.clients.splits import NO_LABEL, ClientData, ClientSplit, PublicSplit
 from pfl_lightning.datamodules.clients.views import ClientView, check_views, describe_views, views_to_bytes
-from pfl_lightning.datamodules.counting import Ints, apportion, class_counts, sizes_of, split_by_sizes, take_per_class
-from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
+from pfl_lightning.datamodules.counting import Ints, Parts, apportion, class_counts
+from pfl_lightning.datamodules.draws import draw_of_classes
+from pfl_lightning.datamodules.partition.base import AS_STORED, Partitioner, PartitionError, check_parts
 from pfl_lightning.notices import Names, named_clients
 from pfl_lightning.seeding import DataStream
 
@@ -34,14 +36,14 @@ class Division:
         validation: Validation indices of each client, into the same samples.
         test: Test indices of each client, into the test set; into the same samples if there is no test set.
         unlabeled: Indices of each client into the unlabeled samples; empty lists if there are none.
-        views: View of each client.
+        views: View of each client; empty if every client sees the samples as stored.
     """
 
     samples: Samples
-    train: list[Ints]
-    validation: list[Ints]
-    test: list[Ints]
-    unlabeled: list[Ints]
+    train: Parts
+    validation: Parts
+    test: Sequence[Ints]
+    unlabeled: Parts
     views: tuple[ClientView, ...]
 
     @property
@@ -51,9 +53,11 @@ class Division:
         None if the data set has a test set, so that statistics may use every training sample. Without one they are of
         the clients, not of the pool that the rule chose from, which a file of the same samples cannot tell.
         """
-        return np.unique(np.concatenate(self.train + self.validation)) if self.samples.test_targets is None else None
+        if self.samples.test_targets is not None:
+            return None
+        return np.flatnonzero(_mask(len(self.samples.train_targets), self.train, self.validation))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of every client's indices, their order, and its view, 16 hexadecimal digits."""
         samples, counts = self.samples, [len(self.samples.train_targets), 0, len(self.train)]
@@ -76,7 +80,7 @@ class Division:
 
     def client_data(self, client: int, transform: BatchTransform) -> ClientData:
         """Splits of one client, through its view."""
-        samples, view = self.samples, self.views[client]
+        samples, view = self.samples, self.views[client] if self.views else AS_STORED
         inputs, targets = samples.train_inputs, samples.train_targets
         test_inputs = inputs if samples.test_inputs is None else samples.test_inputs
         test_targets = targets if samples.test_targets is None else samples.test_targets
@@ -96,7 +100,9 @@ class Division:
     def class_counts(self) -> Ints:
         """Training samples of each class at each client, as the client sees them, shape (m, C)."""
         stored = class_counts(self.samples.train_targets.numpy(), self.train, len(self.samples.class_names))
-        return np.stack([view.counts(row) for view, row in zip(self.views, stored, strict=True)])
+        for row, view in zip(stored, self.views, strict=False):
+            row[:] = view.counts(row)
+        return stored
 
     def client_groups(self) -> list[str] | None:
         """Domain and view of each client in words; None if the clients have neither.
@@ -104,16 +110,27 @@ class Division:
         Clients have domains where the training samples of each are of a single one.
         """
         found, domains = describe_views(self.views), self.samples.train_domains
-        held = [] if domains is None else [np.unique(domains.numpy()[indices]) for indices in self.train]
-        if held and all(len(own) == 1 for own in held):
-            names = [self.samples.domain_names[own[0]] for own in held]
-            found = [", ".join(filter(None, both)) for both in zip(names, found, strict=True)]
+        if domains is not None:
+            held = domains.numpy()[self.train.values]
+            first = held[self.train.ends - self.train.sizes]
+            if np.array_equal(held, first[self.train.owners]):
+                names = [self.samples.domain_names[own] for own in first]
+                found = [", ".join(filter(None, both)) for both in zip_longest(names, found)]
         return found if any(found) else None
+
+
+def _mask(num_samples: int, *lists: Parts) -> npt.NDArray[np.bool_]:
+    """Where samples are in one of the lists."""
+    found = np.zeros(num_samples, dtype=np.bool_)
+    for parts in lists:
+        found[parts.values] = True
+    return found
 
 
 def _to_bytes(lists: Sequence[Ints]) -> bytes:
     """Bytes of the sizes of all lists, then of their indices; the same on every machine."""
-    return sizes_of(lists).astype("<i8").tobytes() + np.concatenate(lists).astype("<i8").tobytes()
+    lists = Parts.of(lists)
+    return lists.sizes.astype("<i8").tobytes() + lists.values.astype("<i8").tobytes()
 
 
 def divide(
@@ -153,7 +170,7 @@ def divide(
         >>> samples = Samples(torch.rand(80, 4), torch.arange(80) // 40, ("cat", "dog"))
         >>> shares = dict(validation_share=0.1, test_share=0.25, test_samples_per_client=None)
         >>> division = divide(IID(num_clients=3), samples, **shares, seed=0)
-        >>> [sizes_of(lists).tolist() for lists in (division.train, division.validation, division.test)]
+        >>> [lists.sizes.tolist() for lists in (division.train, division.validation, division.test)]
         [[18, 18, 18], [2, 2, 2], [18, 18, 16]]
     """
     labels = samples.train_targets.numpy()
@@ -164,23 +181,20 @@ def divide(
     if validation is None:
         own, validation = split_validation(labels, own, validation_share, seed)
     unlabeled = assign_unlabeled(rule, samples.num_unlabeled, novel, seed)
-    train, validation, test, unlabeled = (
-        [np.array(one, dtype=np.int64) for one in each] for each in (own, validation, test, unlabeled)
-    )
-    views = tuple(rule.client_view(client, len(samples.class_names)) for client in range(rule.num_clients))
+    views = rule.client_views(len(samples.class_names))
     check_views(views, samples.train_inputs.shape[1:])
-    return Division(samples, train, validation, test, unlabeled, views)
+    return Division(samples, own, validation, Parts.of(test), unlabeled, views)
 
 
-Parts = tuple[list[Ints], list[Ints] | None, list[Ints]]
+Splits = tuple[Parts, Parts | None, Sequence[Ints]]
 """Training, validation (where they are given) and test samples of each client."""
 
 
-def _as_given(rule: Partitioner, samples: Samples, test_share: float, most: int | None, seed: int) -> Parts:
+def _as_given(rule: Partitioner, samples: Samples, test_share: float, most: int | None, seed: int) -> Splits:
     """Samples of the clients that the data name; without a test set, a share of each client's own is held out."""
     assert samples.train_clients is not None
     labels, own = samples.train_targets.numpy(), _owned(samples.train_clients, rule.num_clients)
-    if empty := np.flatnonzero(sizes_of(own) == 0).tolist():
+    if empty := np.flatnonzero(own.sizes == 0).tolist():
         raise PartitionError(
             f"client(s) {rule.named(empty)} have no training samples ({len(empty)} of {len(own)}): leave them out, or "
             "give them some"
@@ -190,12 +204,14 @@ def _as_given(rule: Partitioner, samples: Samples, test_share: float, most: int 
     elif samples.test_clients is not None:
         test = _owned(samples.test_clients, rule.num_clients)
     else:
-        return own, None, rule.partition_test(samples.test_targets.numpy(), [labels[part] for part in own], most)
-    for client, part in enumerate(test):
-        if most is not None and most < len(part):
-            drawn = np.random.default_rng([seed, DataStream.TEST, client]).choice(part, most, replace=False)
-            test[client] = np.sort(drawn)
-    if empty := np.flatnonzero(sizes_of(test) == 0).tolist():
+        return own, None, rule.partition_test(samples.test_targets.numpy(), Parts(labels[own.values], own.sizes), most)
+    if most is not None and most < test.sizes.max():
+        drawn = list(test)
+        for client in np.flatnonzero(test.sizes > most).tolist():
+            rng = np.random.default_rng([seed, DataStream.TEST, client])
+            drawn[client] = np.sort(rng.choice(test[client], most, replace=False))
+        test = Parts.of(drawn)
+    if empty := np.flatnonzero(test.sizes == 0).tolist():
         warnings.warn(
             f"client(s) {rule.named(empty)} have no test samples ({len(empty)} of {len(own)}), and so no test scores: "
             "their samples are too few for test_share, or all in the training set",
@@ -204,46 +220,48 @@ def _as_given(rule: Partitioner, samples: Samples, test_share: float, most: int 
     return own, None, test
 
 
-def _owned(clients: Tensor, num_clients: int) -> list[Ints]:
+def _owned(clients: Tensor, num_clients: int) -> Parts:
     """Positions of each client's samples, ascending."""
-    order = np.argsort(clients.numpy(), kind="stable")
-    return split_by_sizes(order, np.bincount(clients.numpy(), minlength=num_clients))
+    return Parts.sorted(np.arange(len(clients)), clients.numpy(), num_clients)
 
 
-def _by_rule(rule: Partitioner, samples: Samples, test_share: float, most: int | None, seed: int) -> Parts:
+def _by_rule(rule: Partitioner, samples: Samples, test_share: float, most: int | None, seed: int) -> Splits:
     """Samples of the clients by a partition rule."""
     labels = samples.train_targets.numpy()
     test_labels = None if samples.test_targets is None else samples.test_targets.numpy()
     if samples.train_domains is not None and test_labels is None:
         rule = rule.with_domains(samples.train_domains.numpy(), samples.domain_names)
     if test_labels is None and not rule.fixed_train:
-        chosen = _stratified(labels, test_share, np.random.default_rng([seed, DataStream.POOL]))
+        whole = Parts.of([np.arange(len(labels))])
+        chosen = draw_of_classes(labels, whole, lambda held, _: _share(held, test_share), [seed], DataStream.POOL)
         pool, rest = np.flatnonzero(~chosen), np.flatnonzero(chosen)
         if not len(rest):
             raise PartitionError(f"test_share {test_share} of {len(labels)} samples leaves no test sample: raise it")
-        own = [pool[part] for part in check_parts(rule, rule.partition(labels[pool]), len(pool))]
+        parts = check_parts(rule, rule.partition(labels[pool]), len(pool))
+        own = Parts(pool[parts.values], parts.sizes)
     else:
         own = check_parts(rule, rule.partition(labels), len(labels))
         rest = np.arange(len(labels), dtype=np.int64)
-    if empty := np.flatnonzero(sizes_of(own) == 0).tolist():
+    if empty := np.flatnonzero(own.sizes == 0).tolist():
         raise PartitionError(
             f"client(s) {empty[:10]} have no training samples ({len(empty)} of {len(own)}): "
             "lower num_clients, or choose a rule with a minimum size"
         )
-    validation = rule.fixed_validation()
-    held = own if validation is None else [np.concatenate(both) for both in zip(own, validation, strict=True)]
+    given = rule.fixed_validation()
+    held, validation = own, None if given is None else Parts.of(given)
+    if validation is not None:
+        held = Parts.of([np.concatenate(both) for both in zip(own, validation, strict=True)])
     if test_labels is None and rule.fixed_train and not rule.fixed_test:
-        rest = np.setdiff1d(rest, np.concatenate(held))
+        rest = np.flatnonzero(~_mask(len(labels), held))
         if len(rest) == 0:
             raise PartitionError(
                 "the file's training indices cover the whole data set and it has no test indices: add lists 'test'"
             )
-    held_labels = [labels[part] for part in held]
-    if test_labels is not None:
-        test = rule.partition_test(test_labels, held_labels, most)
-    else:
-        test = [rest[part] for part in rule.partition_test(labels[rest], held_labels, most)]
-        if len(shared := np.intersect1d(np.concatenate(held), np.concatenate(test))):
+    held_labels = Parts(labels[held.values], held.sizes)
+    test = Parts.of(rule.partition_test(labels[rest] if test_labels is None else test_labels, held_labels, most))
+    if test_labels is None:
+        test = Parts(rest[test.values], test.sizes)
+        if len(shared := np.flatnonzero(_mask(len(labels), held) & _mask(len(labels), test))):
             raise PartitionError(
                 f"{len(shared)} samples are both in a training and in a test split (the first: {shared[0]}): "
                 "without a separate test set, test indices must be of samples that no client trains on"
@@ -252,8 +270,8 @@ def _by_rule(rule: Partitioner, samples: Samples, test_share: float, most: int |
 
 
 def split_validation(
-    labels: Ints, parts: Sequence[Ints], share: float, seed: int, stream: DataStream = DataStream.VALIDATION
-) -> tuple[list[Ints], list[Ints]]:
+    labels: Ints, parts: Parts, share: float, seed: int, stream: DataStream = DataStream.VALIDATION
+) -> tuple[Parts, Parts]:
     """Training and validation samples of each client, by a stratified split of its own samples.
 
     Classes are rounded by largest remainders. Every class keeps a training sample, so that a client with few samples
@@ -271,16 +289,12 @@ def split_validation(
 
     Example:
         >>> labels = np.repeat([0, 1], 10)
-        >>> train, validation = split_validation(labels, [np.arange(20)], share=0.2, seed=0)
+        >>> train, validation = split_validation(labels, Parts.of([np.arange(20)]), share=0.2, seed=0)
         >>> labels[validation[0]].tolist(), len(train[0])
         ([0, 0, 1, 1], 16)
     """
-    train, validation = [], []
-    for client, part in enumerate(parts):
-        chosen = _stratified(labels[part], share, np.random.default_rng([seed, stream, client]))
-        train.append(part[~chosen])
-        validation.append(part[chosen])
-    return train, validation
+    chosen = draw_of_classes(labels, parts, lambda held, _: _share(held, share), [seed, stream])
+    return parts.where(~chosen), parts.where(chosen)
 
 
 def check_batches(division: Division, batch_size: int | Ints, names: Names = None) -> None:
@@ -297,8 +311,8 @@ def check_batches(division: Division, batch_size: int | Ints, names: Names = Non
     Raises:
         PartitionError: If a client has fewer samples.
     """
-    further = sizes_of(division.unlabeled)
-    sizes = sizes_of(division.train) + further
+    further = division.unlabeled.sizes
+    sizes = division.train.sizes + further
     training = further > 0 if further.any() else np.ones(len(sizes), dtype=bool)
     least = np.broadcast_to(batch_size, sizes.shape)
     if len(short := np.flatnonzero(training & (sizes < least))):
@@ -309,15 +323,13 @@ def check_batches(division: Division, batch_size: int | Ints, names: Names = Non
         )
 
 
-def _stratified(labels: Ints, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Mask of a random share of samples, of each class in its proportion; of each, one at least is left."""
-    held = np.bincount(labels)[None].astype(np.int64)
+def _share(held: Ints, share: float) -> Ints:
+    """Share of the samples of each client and class, rounded by largest remainders; of each, one at least is left."""
     total = np.floor(held.sum(axis=1) * share + 0.5).astype(np.int64)
-    counts = apportion(held * share, total, np.zeros_like(held), np.maximum(held - 1, 0))
-    return take_per_class(labels, counts[0], rng)
+    return apportion(held * share, total, np.zeros_like(held), np.maximum(held - 1, 0))
 
 
-def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> list[Ints]:
+def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], seed: int) -> Parts:
     """Indices of the unlabeled samples of each client: equal shares at random for the clients that train.
 
     A rule has no labels to use here, and clients that never train do not need the samples. A rule that lists unlabeled
@@ -342,15 +354,16 @@ def assign_unlabeled(rule: Partitioner, num_samples: int, novel: Sequence[int], 
         >>> [len(own) for own in indices]
         [4, 0, 3]
     """
-    given: Any = rule.fixed_unlabeled(num_samples) if num_samples else None
-    training = sorted(set(range(rule.num_clients)) - set(novel))
-    if given is None:
-        order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples)
-        given = dict(zip(training, np.array_split(order, len(training)), strict=True))
-    shares = [np.empty(0, dtype=np.int64)] * rule.num_clients
-    for client in training:
-        shares[client] = given[client]
-    return shares
+    trains = np.ones(rule.num_clients, dtype=np.bool_)
+    trains[list(novel)] = False
+    given = rule.fixed_unlabeled(num_samples) if num_samples else None
+    if given is not None:
+        parts = Parts.of(given)
+        return parts.where(trains[parts.owners])
+    order = np.random.default_rng([seed, DataStream.UNLABELED]).permutation(num_samples)
+    sizes = np.zeros(rule.num_clients, dtype=np.int64)
+    sizes[trains] = num_samples // trains.sum() + (np.arange(trains.sum()) < num_samples % trains.sum())
+    return Parts(order, sizes)
 
 
 def draw_novel_clients(novel: int | float, num_clients: int, seed: int) -> list[int]:

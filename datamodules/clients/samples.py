@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.counting import Ints, Parts
 from pfl_lightning.datamodules.datasets.images import decode_images, images_in, list_folders
 from pfl_lightning.notices import Names, named_clients
 from pfl_lightning.seeding import DataStream
@@ -106,7 +107,7 @@ class Samples:
         """Number of unlabeled samples U."""
         return 0 if self.unlabeled_inputs is None else len(self.unlabeled_inputs)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of shapes, class names, all labels, and the inputs at fixed places, 16 hexadecimal digits."""
         hashed = hashlib.sha256(repr(self.class_names).encode())
@@ -130,10 +131,15 @@ def digest(inputs: Tensor) -> bytes:
 
 def broken_places(inputs: Tensor) -> list[int]:
     """Positions of inputs with values that are not finite, found without a loop over single inputs."""
-    if not inputs.is_floating_point() or not len(inputs):
-        return []
-    finite = [piece.reshape(len(piece), -1).isfinite().all(dim=1) for piece in inputs.split(1024)]
-    return torch.cat(finite).logical_not().nonzero().flatten().tolist()
+    found: list[int] = []
+    if not inputs.is_floating_point() or not inputs.numel():
+        return found
+    size = max(1, 2**20 * len(inputs) // inputs.numel())
+    for number, piece in enumerate(inputs.split(size)):
+        if not piece.sum().isfinite():  # which is faster to see, and also where a sum of finite values is too large
+            finite = piece.reshape(len(piece), -1).isfinite().all(dim=1)
+            found += (finite.logical_not().nonzero().flatten() + number * size).tolist()
+    return found
 
 
 def warn_of_samples(samples: Samples, *lists: Sequence[Ints], names: Names = None) -> None:
@@ -146,25 +152,27 @@ def warn_of_samples(samples: Samples, *lists: Sequence[Ints], names: Names = Non
     """
     train = samples.train_inputs
     test = train if samples.test_inputs is None else samples.test_inputs
-    parts = {"training": train, "validation": train, "test": test, "unlabeled": samples.unlabeled_inputs}
-    for (what, inputs), indices in zip(parts.items(), lists, strict=True):
-        if inputs is None or not (broken := broken_places(inputs)):
+    named = {"training": train, "validation": train, "test": test, "unlabeled": samples.unlabeled_inputs}
+    known = {id(inputs): broken_places(inputs) for inputs in named.values() if inputs is not None}
+    for (what, inputs), indices in zip(named.items(), lists, strict=True):
+        if inputs is None or not (broken := known[id(inputs)]):
             continue
-        found = [np.intersect1d(own, broken) for own in indices]
-        if clients := [client for client, own in enumerate(found) if len(own)]:
+        parts = Parts.of(indices)
+        found = np.isin(parts.values, broken)
+        if len(clients := np.unique(parts.owners[found])):
             others = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
+            first = min(set(parts[int(clients[0])].tolist()) & set(broken))
             warnings.warn(
-                f"{what} items of {named_clients(clients[:1], names)}{others} have values that are not finite "
-                f"({len(broken)} of {len(inputs)} items, the first of this client: item "
-                f"{found[clients[0]][0]}): NaN, infinite, or too large for {inputs.dtype}. They are "
-                "kept unchanged: a client that trains on them may be left out of the federation, "
-                "and scores on them mean nothing. Remove or correct these items",
+                f"{what} items of {named_clients(clients[:1].tolist(), names)}{others} have values that are not finite "
+                f"({len(broken)} of {len(inputs)} items, the first of this client: item {first}): NaN, infinite, or "
+                f"too large for {inputs.dtype}. They are kept unchanged: a client that trains on them may be left out "
+                "of the federation, and scores on them mean nothing. Remove or correct these items",
                 stacklevel=3,
             )
-    classes = samples.train_targets.unique()
-    if len(classes) == 1 and train.dim() > 1:
+    classes = samples.train_targets
+    if train.dim() > 1 and classes.min() == classes.max():
         warnings.warn(
-            f"all {len(samples.train_targets)} training items have class {int(classes)}, so that any model that always "
+            f"all {len(classes)} training items have class {int(classes[0])}, so that any model that always "
             "answers with it is right: correct the labels, or give items of other classes",
             stacklevel=3,
         )

@@ -12,12 +12,15 @@ import numpy as np
 
 from pfl_lightning.checks import check_at_least, check_seed
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, Labels, apportion
+from pfl_lightning.datamodules.counting import Ints, Labels, Parts, apportion, class_counts
+from pfl_lightning.datamodules.draws import blocks, choices
 from pfl_lightning.notices import labels_of
 from pfl_lightning.seeding import DataStream
 
 LARGEST_SIZE = 2**31 - 1
 """Greatest size of a client, so that no product of two overflows."""
+
+AS_STORED = ClientView()
 
 UNUSED = 0.01
 """Share of the items up to which those that rounding leaves unused are not worth a warning."""
@@ -73,7 +76,7 @@ class Partitioner(ABC):
         self.seed = int(seed)
 
     @abstractmethod
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples.
 
         Args:
@@ -88,7 +91,7 @@ class Partitioner(ABC):
 
     def partition_test(
         self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
-    ) -> list[Ints]:
+    ) -> Sequence[Ints]:
         """Indices of each client's test samples, in the class proportions of its own training samples.
 
         Each client draws without replacement and independently of the others, so two clients may share a test sample. A
@@ -117,18 +120,18 @@ class Partitioner(ABC):
             >>> test_labels[indices].tolist()
             [0, 0, 0, 1]
         """
-        labels = check_labels(test_labels)
-        num_classes = 1 + max([int(labels.max()), *(int(np.max(own, initial=0)) for own in train_labels_per_client)])
-        available = np.bincount(labels, minlength=num_classes).astype(np.int64)
-        trained = np.stack([np.bincount(own, minlength=num_classes) for own in train_labels_per_client])
-        counts = matching_counts(trained.astype(np.int64), available, samples_per_client)
-        pools = [np.flatnonzero(labels == c) for c in range(num_classes)]
-        parts = []
-        for client, wanted in enumerate(counts):
-            rng = self.rng(DataStream.TEST, client)
-            drawn = [rng.choice(pools[c], wanted[c], replace=False, shuffle=False) for c in np.flatnonzero(wanted)]
-            parts.append(np.sort(np.concatenate(drawn)).astype(np.int64))
-        return parts
+        labels, trained = check_labels(test_labels), Parts.of(train_labels_per_client)
+        num_classes = 1 + max(int(labels.max()), int(trained.values.max(initial=0)))
+        available = np.bincount(labels, minlength=num_classes)
+        pools = Parts.sorted(np.arange(len(labels)), labels, num_classes)
+        clients, values, sizes = np.arange(len(trained)), [], []
+        for block in blocks(len(trained), num_classes):
+            own = trained.block(block)
+            held = class_counts(own.values, Parts(np.arange(len(own.values)), own.sizes), num_classes)
+            wanted = matching_counts(held, available, samples_per_client, block.start)
+            values.append(choices([self.seed, DataStream.TEST], clients[block], wanted, pools))
+            sizes.append(wanted.sum(axis=1))
+        return Parts(np.concatenate(values), np.concatenate(sizes))
 
     def with_domains(self, domains: Ints, names: Sequence[str]) -> Partitioner:
         """Rule for data whose samples have a domain and that have no test set; this rule, unless overridden.
@@ -158,18 +161,25 @@ class Partitioner(ABC):
             client: Id from 0.
             num_classes: Number of classes C of the data.
         """
-        return ClientView()
+        return AS_STORED
+
+    def client_views(self, num_classes: int) -> tuple[ClientView, ...]:
+        """View of each client; empty if all see the samples as stored."""
+        if type(self).client_view is Partitioner.client_view:
+            return ()
+        views = tuple(self.client_view(client, num_classes) for client in range(self.num_clients))
+        return () if all(view.is_identity for view in views) else views
 
     @property
     def fixed_sizes(self) -> bool:
         """True if the user has said how many samples clients get, so that the rest is left unused on purpose."""
         return getattr(self, "samples_per_client", None) is not None
 
-    def fixed_validation(self) -> list[Ints] | None:
+    def fixed_validation(self) -> Sequence[Ints] | None:
         """Validation samples of each client if the rule lists them; None for a share of the training samples."""
         return None
 
-    def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
+    def fixed_unlabeled(self, num_samples: int) -> Sequence[Ints] | None:
         """Unlabeled samples of each client, out of ``num_samples``; None for equal shares at random."""
         return None
 
@@ -186,13 +196,14 @@ class Partitioner(ABC):
         return np.random.default_rng([self.seed, *stream])
 
 
-def matching_counts(trained: Ints, available: Ints, samples_per_client: int | None) -> Ints:
+def matching_counts(trained: Ints, available: Ints, samples_per_client: int | None, first: int = 0) -> Ints:
     """Number of test samples of each class that each client draws.
 
     Args:
         trained: Number of training samples of each class, shape (m, C).
         available: Number of test samples of each class, shape (C,).
         samples_per_client: Greatest size of a client's test split; None for the size of its training split.
+        first: Id of the first client, for errors.
 
     Returns:
         Whole numbers of shape (m, C), at most ``available`` in each class.
@@ -212,7 +223,7 @@ def matching_counts(trained: Ints, available: Ints, samples_per_client: int | No
         client = int(np.flatnonzero(totals == 0)[0])
         classes = np.flatnonzero(trained[client]).tolist()
         raise PartitionError(
-            f"client {client} trains on classes {classes}, and the test set has no sample of any of them: "
+            f"client {first + client} trains on classes {classes}, and the test set has no sample of any of them: "
             "give a test set with the training set's classes, or split the test samples off the training set"
         )
     shares = held / totals[:, None]
@@ -295,8 +306,8 @@ def check_total(sizes: Ints, num_samples: int, option: str = "samples_per_client
         )
 
 
-def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
-    """Index lists of a rule's ``partition`` as int64 arrays, after a check, since rules are also written by users.
+def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> Parts:
+    """Index lists of a rule's ``partition``, after a check, since rules are also written by users.
 
     Warnings say how many indices are listed more than once, by one client or several, and how many in none, unless a
     size or a list of items has asked for it.
@@ -318,18 +329,27 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
     if number != rule.num_clients:
         got = f"{number} index lists" if number >= 0 else f"a {type(parts).__name__}"
         raise PartitionError(f"{where} gave {got}, expected {rule.num_clients} index lists, one per client")
-    checked = [_check_part(f"{where}: client {client} got", part, num_samples) for client, part in enumerate(parts)]
+    if not isinstance(parts, Parts):
+        parts = [_check_part(f"{where}: client {client}", part) for client, part in enumerate(parts)]
+    found = Parts.of(parts)
+    if len(outside := np.flatnonzero((found.values < 0) | (found.values >= num_samples))):
+        raise PartitionError(
+            f"{where}: client {found.owner(outside[0])} got index {found.values[outside[0]]}, expected whole numbers "
+            f"from 0 to {num_samples - 1}"
+        )
     if rule.fixed_train:  # a file's indices have their own warning
-        return checked
-    base, found = getattr(rule, "base", rule), np.sort(np.concatenate(checked))
-    again = found[1:][found[1:] == found[:-1]]
-    if len(again) and not getattr(base, "overlap", False):
+        return found
+    base, times = getattr(rule, "base", rule), np.bincount(found.values, minlength=num_samples)
+    if (again := len(found.values) - np.count_nonzero(times)) and not getattr(base, "overlap", False):
         warnings.warn(
-            f"{where} lists indices more than once, for one client or several: {len(again)} too many, first {again[0]}."
+            f"{where} lists indices more than once, for one client or several: {again} too many, first "
+            f"{np.argmax(times > 1)}."
             " Samples may be trained on that others hold for validation. The lists of a rule should be disjoint",
             stacklevel=2,
         )
-    unused = num_samples - len(np.unique(np.concatenate([found, *(rule.fixed_validation() or ())])))
+    if (held := rule.fixed_validation()) is not None:
+        times += np.bincount(Parts.of(held).values, minlength=num_samples)
+    unused = np.count_nonzero(times == 0)
     if not rule.fixed_sizes and unused > UNUSED * num_samples:
         remedy = ", or set samples_per_client to ask for these sizes" if hasattr(base, "samples_per_client") else ""
         warnings.warn(
@@ -337,15 +357,11 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> list[Ints]:
             f"clients: choose another num_clients, or another rule, to use more of them{remedy}",
             stacklevel=2,
         )
-    return checked
+    return found
 
 
-def _check_part(got: str, part: Any, num_samples: int) -> Ints:
+def _check_part(who: str, part: Any) -> Ints:
     try:
-        array = whole_numbers(part)
+        return whole_numbers(part)
     except (ValueError, TypeError) as error:
-        raise PartitionError(f"{got} no index list: {error}") from error
-    outside = array[(array < 0) | (array >= num_samples)]
-    if len(outside):
-        raise PartitionError(f"{got} index {outside[0]}, expected whole numbers from 0 to {num_samples - 1}")
-    return array
+        raise PartitionError(f"{who} got no index list: {error}") from error

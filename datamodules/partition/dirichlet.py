@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
+
 import numpy as np
 
 from pfl_lightning.checks import check_at_least, check_number
@@ -56,7 +59,7 @@ class DirichletOverClients(Partitioner):
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
         self.min_samples = min_samples
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         rng = self.rng(DataStream.RULE)
@@ -72,16 +75,20 @@ class DirichletOverClients(Partitioner):
     def _raise_to_minimum(self, counts: Ints, shares: Floats) -> Ints:
         check_total(np.full(self.num_clients, self.min_samples), int(counts.sum()), "min_samples")
         sizes = counts.sum(axis=1)
-        for client in np.flatnonzero(sizes < self.min_samples):
+        large = np.flatnonzero(sizes > self.min_samples)
+        donors = list(zip((-sizes[large]).tolist(), large.tolist(), strict=True))
+        heapq.heapify(donors)  # the largest first
+        for client in np.flatnonzero(sizes < self.min_samples).tolist():
+            missing = self.min_samples - int(sizes[client])
             # Every pass fills the client, exhausts one class of a donor or brings a donor down to the minimum.
-            while (missing := int(self.min_samples - sizes[client])) > 0:
-                donor = int(sizes.argmax())
+            while missing > 0:
+                size, donor = donors[0]
                 favored = int(np.where(counts[donor] > 0, shares[client], -1.0).argmax())
-                moved = min(missing, int(counts[donor, favored]), int(sizes[donor]) - self.min_samples)
+                moved = min(missing, int(counts[donor, favored]), -size - self.min_samples)
                 counts[donor, favored] -= moved
                 counts[client, favored] += moved
-                sizes[donor] -= moved
-                sizes[client] += moved
+                missing -= moved
+                heapq.heapreplace(donors, (size + moved, donor))
         return counts
 
 
@@ -121,7 +128,7 @@ class DirichletOverClasses(Partitioner):
         self.alpha = float(alpha)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         rng = self.rng(DataStream.RULE)

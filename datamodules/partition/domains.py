@@ -10,7 +10,7 @@ from numbers import Integral
 import numpy as np
 
 from pfl_lightning.checks import check_between
-from pfl_lightning.datamodules.counting import Ints, Labels, split_by_sizes
+from pfl_lightning.datamodules.counting import Ints, Labels, Parts
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_sizes, checked_sizes
 from pfl_lightning.seeding import DataStream
 
@@ -75,7 +75,7 @@ class Domains(Partitioner):
         other._pools = [np.flatnonzero(domains == number).astype(np.int64) for number in range(len(names))]
         return other
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         sizes, wanted, each = self._sizes(), self.samples_per_client, self.num_clients // len(self._pools)
         if isinstance(wanted, Integral) and (sizes < wanted).any():
@@ -89,7 +89,7 @@ class Domains(Partitioner):
 
     def partition_test(
         self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
-    ) -> list[Ints]:
+    ) -> Sequence[Ints]:
         """Indices of the samples of each client's domain that no client trains on.
 
         Args:
@@ -117,7 +117,7 @@ class Domains(Partitioner):
         for number, pool in enumerate(self._pools):
             own = sizes[number * each : (number + 1) * each]
             order = self.rng(DataStream.RULE, number).permutation(pool)
-            *given, rest = split_by_sizes(order, np.append(own, len(order) - own.sum()))
+            *given, rest = Parts(order, np.append(own, len(order) - own.sum()))
             parts += [np.sort(part) for part in given]
             rests.append(np.sort(rest))
         return parts, rests

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pfl_lightning.datamodules.clients.views import ClientView, views_from_arrays, views_to_arrays
-from pfl_lightning.datamodules.counting import Ints, Labels, sizes_of, split_by_sizes
-from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels, whole_numbers
+from pfl_lightning.datamodules.counting import Ints, Labels, Parts
+from pfl_lightning.datamodules.partition.base import AS_STORED, Partitioner, PartitionError, check_labels, whole_numbers
 from pfl_lightning.state.files import replace_file
 
 SPLITS = ("train", "validation", "test", "unlabeled")
@@ -36,7 +36,7 @@ class PartitionContent:
         labels: Checksum of their classes, see :func:`checksum_of`; None if the file does not say it.
     """
 
-    parts: Mapping[str, Sequence[Ints]]
+    parts: Mapping[str, Parts]
     views: Sequence[ClientView] = ()
     num_samples: int | None = None
     labels: int | None = None
@@ -50,7 +50,7 @@ class PartitionContent:
             found = crc32(numbers.tobytes(), crc32(f"{name} {numbers.shape}".encode(), found))
         for name in SPLITS:
             for own in self.parts.get(name, ()):
-                found = crc32(own.astype("<i8").tobytes(), crc32(f"{name} {len(own)}".encode(), found))
+                found = crc32(own.astype("<i8", copy=False).data, crc32(f"{name} {len(own)}".encode(), found))
         return found
 
 
@@ -110,13 +110,18 @@ class FromFile(Partitioner):
                     f"{path}: 'train' has {self.num_clients} clients, {name!r} has {len(lists)}: give one per client"
                 )
         for name, part in self._parts.items():
-            for client, own in enumerate(part):
-                if (not len(own) and name == "train") or np.min(own, initial=0) < 0 or len(np.unique(own)) < len(own):
-                    raise PartitionError(
-                        f"{path}: {name!r} of client {client} has no index, one that no sample has, or one repeatedly"
-                    )
+            wrong = (part.sizes == 0) & (name == "train")
+            wrong[part.owners[part.values < 0]] = True
+            order = np.lexsort((part.values, part.owners))
+            values, owners = part.values[order], part.owners
+            wrong[owners[1:][(values[1:] == values[:-1]) & (owners[1:] == owners[:-1])]] = True
+            if wrong.any():
+                raise PartitionError(
+                    f"{path}: {name!r} of client {wrong.argmax()} has no index, one that no sample has, or one "
+                    "repeatedly"
+                )
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Training indices of the file, checked against the labels, see :meth:`Partitioner.partition`."""
         array, content = check_labels(labels), self._content
         if content.num_samples not in (None, len(array)):
@@ -131,17 +136,18 @@ class FromFile(Partitioner):
                 "set: its indices would name other samples. It may have other files, domains in another order, or "
                 "public samples drawn by another seed; make the file again with `pfl partition` or save_partition"
             )
-        everything = np.concatenate(self._listed("train", len(array)) + self._listed("validation", len(array)))
-        repeated = len(everything) - len(np.unique(everything))
+        listed = [self._listed(name, len(array)) for name in ("train", "validation") if name in self._parts]
+        everything = np.concatenate([parts.values for parts in listed])
+        repeated = len(everything) - np.count_nonzero(np.bincount(everything, minlength=len(array)))
         if repeated:
             warnings.warn(
                 f"{self.path}: {repeated} training indices belong to more than one client or split", stacklevel=2
             )
-        return list(self._parts["train"])
+        return self._parts["train"]
 
     def partition_test(
         self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
-    ) -> list[Ints]:
+    ) -> Sequence[Ints]:
         """Test indices of the file; drawn to match the training splits if the file has none.
 
         Args:
@@ -165,7 +171,7 @@ class FromFile(Partitioner):
         Raises:
             PartitionError: If its label map has another number of classes than the data.
         """
-        view = self._content.views[client] if self._content.views else ClientView()
+        view = self._content.views[client] if self._content.views else AS_STORED
         if view.label_map is not None and len(view.label_map) != num_classes:
             raise PartitionError(
                 f"{self.path}: 'label_maps' of client {client} has {len(view.label_map)} classes, the data have "
@@ -173,28 +179,28 @@ class FromFile(Partitioner):
             )
         return view
 
-    def fixed_validation(self) -> list[Ints] | None:
+    def fixed_validation(self) -> Sequence[Ints] | None:
         """Validation indices of the file; None if it has none."""
-        return list(self._parts["validation"]) if "validation" in self._parts else None
+        return self._parts.get("validation")
 
-    def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
+    def fixed_unlabeled(self, num_samples: int) -> Sequence[Ints] | None:
         """Indices of unlabeled samples in the file; None if it has none.
 
         Raises:
             PartitionError: If an index is out of range.
         """
-        return self._listed("unlabeled", num_samples) or None
+        return self._listed("unlabeled", num_samples) if "unlabeled" in self._parts else None
 
-    def _listed(self, name: str, num_samples: int) -> list[Ints]:
-        """The clients' lists of a split, none if the file has none, after a check against the number of samples."""
-        lists = self._parts.get(name, ())
-        for client, part in enumerate(lists):
-            if np.max(part, initial=-1) >= num_samples:
-                raise PartitionError(
-                    f"{self.path}: {name!r} of client {client} has index {part.max()}, and there are {num_samples} "
-                    f"samples (0 to {num_samples - 1}): is the file for another data set?"
-                )
-        return list(lists)
+    def _listed(self, name: str, num_samples: int) -> Parts:
+        """The clients' lists of a split, after a check against the number of samples."""
+        lists = self._parts[name]
+        if len(above := np.flatnonzero(lists.values >= num_samples)):
+            client = lists.owner(above[0])
+            raise PartitionError(
+                f"{self.path}: {name!r} of client {client} has index {lists[client].max()}, and there are "
+                f"{num_samples} samples (0 to {num_samples - 1}): is the file for another data set?"
+            )
+        return lists
 
 
 def save_partition(
@@ -224,8 +230,8 @@ def save_partition(
     """
     path = Path(path)
     given = zip(SPLITS, (train, validation, test, unlabeled), strict=True)
-    parts = {name: [whole_numbers(own) for own in part] for name, part in given if part is not None}
-    if not parts["train"]:
+    parts = {name: _as_parts(part) for name, part in given if part is not None}
+    if not len(parts["train"]):
         raise ValueError("train has no index list: give one for each client")
     if path.suffix not in (".json", ".npz"):
         raise ValueError(f"a partition is saved as .npz or .json, got {path.name!r}: change the file name")
@@ -242,8 +248,7 @@ def save_partition(
         else:  # numbers first: they are not lost where the end is
             arrays: dict[str, npt.NDArray[Any]] = {name: np.array(number) for name, number in numbers.items()} | seen
             for name, part in parts.items():
-                arrays[name] = np.concatenate(part)
-                arrays[f"{name}_sizes"] = sizes_of(part)
+                arrays[name], arrays[f"{name}_sizes"] = part.values, part.sizes
             with temporary.open("wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -288,13 +293,13 @@ def _check_names(given: Mapping[str, Any]) -> None:
         raise ValueError(f"unknown {', '.join(map(repr, unknown))}, known are {', '.join((*SPLITS, *VIEWS))}")
 
 
-def _lists_of(given: Mapping[str, Any], name: str) -> list[Ints]:
+def _lists_of(given: Mapping[str, Any], name: str) -> Parts:
     if f"{name}_sizes" not in given:
-        return [whole_numbers(own) for own in given[name]]
+        return _as_parts(given[name])
     array, sizes = whole_numbers(given[name]), whole_numbers(given[f"{name}_sizes"])
     if ((sizes < 0) | (sizes > len(array))).any() or sizes.sum() != len(array):
         raise ValueError(f"{name!r} has shape {array.shape}, {name}_sizes adds up to {sizes.sum()}")
-    return split_by_sizes(array, sizes)
+    return Parts(array, sizes)
 
 
 def checksum_of(labels: Ints) -> int | None:
@@ -304,3 +309,7 @@ def checksum_of(labels: Ints) -> int | None:
         labels: Class of each sample, shape (N,).
     """
     return crc32(labels.astype("<i8").tobytes()) if len(labels) and (labels != labels[0]).any() else None
+
+
+def _as_parts(lists: Sequence[Any]) -> Parts:
+    return lists if isinstance(lists, Parts) else Parts.of([whole_numbers(own) for own in lists])

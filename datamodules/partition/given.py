@@ -30,7 +30,7 @@ class AsGiven(Partitioner):
         super().__init__(num_clients)
         self.client_names = checked_client_names(names, self.num_clients) if len(names) else ()
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Refuse: the data module itself knows what is whose."""
         raise PartitionError("silos are divided already: there is no rule that divides other samples")
 

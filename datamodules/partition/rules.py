@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from pfl_lightning.checks import check_between
 from pfl_lightning.datamodules import counting
-from pfl_lightning.datamodules.counting import Floats, Ints, Labels
+from pfl_lightning.datamodules.counting import Floats, Ints, Labels, Parts
 from pfl_lightning.datamodules.partition.base import (
     Partitioner,
     PartitionError,
@@ -44,7 +45,7 @@ class IID(Partitioner):
         super().__init__(num_clients, seed)
         self.samples_per_client = checked_sizes(samples_per_client, self.num_clients)
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         num_samples = len(check_labels(labels))
         if self.samples_per_client is None:
@@ -53,8 +54,8 @@ class IID(Partitioner):
         else:
             sizes = check_sizes(self.samples_per_client, self.num_clients)
         check_total(np.maximum(sizes, 1), num_samples)
-        order = self.rng(DataStream.RULE).permutation(num_samples).astype(np.int64)
-        return [np.sort(part) for part in counting.split_by_sizes(order, sizes)]
+        order = self.rng(DataStream.RULE).permutation(num_samples)[: sizes.sum()]
+        return Parts.sorted(order, np.repeat(np.arange(self.num_clients), sizes), self.num_clients)
 
 
 class DominantClasses(Partitioner):
@@ -110,7 +111,7 @@ class DominantClasses(Partitioner):
             raise ValueError(f"groups must be non-empty lists of dominant classes, whole numbers, got {groups}")
         self.uniform_share, self.groups, self.overlap = uniform_share, groups, overlap
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         shares = self._shares(np.unique(array), int(array.max()) + 1)
@@ -122,12 +123,11 @@ class DominantClasses(Partitioner):
         unknown = sorted({number for group in groups for number in group} - set(present.tolist()))
         if unknown:
             raise PartitionError(f"groups name class {unknown[0]}, the data have {present.tolist()}: correct groups")
-        shares = np.zeros((self.num_clients, num_classes))
+        shares = np.zeros((len(groups), num_classes))
         shares[:, present] = self.uniform_share / len(present)
-        for client in range(self.num_clients):
-            group = sorted(set(groups[client * len(groups) // self.num_clients]))
-            shares[client, group] += (1.0 - self.uniform_share) / len(group)
-        return shares
+        for own, group in zip(shares, map(set, groups), strict=True):
+            own[sorted(group)] += (1.0 - self.uniform_share) / len(group)
+        return shares[np.arange(self.num_clients) * len(groups) // self.num_clients]
 
 
 class ClassesPerClient(Partitioner):
@@ -176,7 +176,7 @@ class ClassesPerClient(Partitioner):
         groups = np.arange(self.num_clients) * len(per_group) // self.num_clients
         self._num_held = per_group[groups]
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         array = check_labels(labels)
         present = np.unique(array)
@@ -191,19 +191,27 @@ class ClassesPerClient(Partitioner):
                 f"client {self._num_held.argmax()} should hold {self._num_held.max()} classes, the data have "
                 f"{num_classes}: lower classes_per_client"
             )
-        held = np.zeros((self.num_clients, num_classes), dtype=np.bool_)
-        holders = np.zeros(num_classes)
-        for client in rng.permutation(self.num_clients):
-            # The classes with the fewest holders come first, in random order among equals.
-            chosen = np.argsort(holders + rng.random(num_classes) * 0.5)[: self._num_held[client]]
-            held[client, chosen] = True
-            holders[chosen] += 1
-        return held
+        order = rng.permutation(self.num_clients)
+        # The classes with the fewest holders come first, in random order among equals. After C clients with the same
+        # number of classes all have equally many holders again: every C clients are a turn, and turns go side by side.
+        alike = bool((self._num_held == self._num_held[0]).all())
+        each = min(num_classes, self.num_clients) if alike else self.num_clients
+        turns = -(-self.num_clients // each)
+        draws = np.zeros((turns, each, num_classes))
+        draws.reshape(-1, num_classes)[: self.num_clients] = rng.random((self.num_clients, num_classes)) * 0.5
+        holders = np.repeat(np.arange(turns)[:, None] * float(self._num_held[0]), num_classes, axis=1)
+        held = np.zeros((turns * each, num_classes), dtype=np.bool_)
+        place, wanted = np.arange(turns)[:, None], self._num_held[order]
+        for step in range(each):
+            chosen = np.argsort(holders + draws[:, step])[:, : wanted[step]]
+            held[place * each + step, chosen] = True
+            holders[place, chosen] += 1
+        return held[np.argsort(order)]
 
 
 def distribute_shares(
     rule: DominantClasses | ClassesPerClient, labels: Ints, shares: Floats, rng: np.random.Generator
-) -> list[Ints]:
+) -> Sequence[Ints]:
     """Index arrays of clients with given sizes and class proportions.
 
     Args:

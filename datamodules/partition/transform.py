@@ -13,7 +13,8 @@ from typing import Self
 import numpy as np
 
 from pfl_lightning.datamodules.clients.views import ClientView
-from pfl_lightning.datamodules.counting import Ints, Labels, apportion, take_per_class
+from pfl_lightning.datamodules.counting import Ints, Labels, apportion
+from pfl_lightning.datamodules.draws import draw_of_classes
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_labels, check_parts
 from pfl_lightning.seeding import DataStream
 
@@ -41,13 +42,13 @@ class PartitionTransform(Partitioner):
         super().__init__(base.num_clients, seed)
         self._stand_on(base)
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Training indices of the base rule, see :meth:`Partitioner.partition`."""
         return self.base.partition(labels)
 
     def partition_test(
         self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
-    ) -> list[Ints]:
+    ) -> Sequence[Ints]:
         """Test indices of the base rule, see :meth:`Partitioner.partition_test`."""
         return self.base.partition_test(test_labels, train_labels_per_client, samples_per_client)
 
@@ -64,16 +65,22 @@ class PartitionTransform(Partitioner):
         """View of the client under the base rule."""
         return self.base.client_view(client, num_classes)
 
+    def client_views(self, num_classes: int) -> tuple[ClientView, ...]:
+        """Views of all clients under the base rule, where this one has none of its own."""
+        if type(self).client_view is PartitionTransform.client_view:
+            return self.base.client_views(num_classes)
+        return super().client_views(num_classes)
+
     @property
     def fixed_sizes(self) -> bool:
         """True if the base rule was given the clients' sizes."""
         return self.base.fixed_sizes
 
-    def fixed_validation(self) -> list[Ints] | None:
+    def fixed_validation(self) -> Sequence[Ints] | None:
         """Validation samples of the base rule; None if it lists none."""
         return self.base.fixed_validation()
 
-    def fixed_unlabeled(self, num_samples: int) -> list[Ints] | None:
+    def fixed_unlabeled(self, num_samples: int) -> Sequence[Ints] | None:
         """Unlabeled samples of the base rule; None if it lists none."""
         return self.base.fixed_unlabeled(num_samples)
 
@@ -119,18 +126,29 @@ class Quantity(PartitionTransform):
         """Drawn size of each client, shape (m,)."""
         return self.rng(DataStream.QUANTITY).choice(np.asarray(self.sizes), self.num_clients).astype(np.int64)
 
-    def partition(self, labels: Labels) -> list[Ints]:
+    def partition(self, labels: Labels) -> Sequence[Ints]:
         """Indices of each client's training samples, see :meth:`Partitioner.partition`."""
         sized = self._sized_base()
         if sized is not None:
-            return list(sized.partition(labels))
+            return sized.partition(labels)
         sizes, array = self.client_sizes(), check_labels(labels)
         parts = check_parts(self.base, self.base.partition(array), len(array))
-        return [self._thin(client, part, array[part], sizes[client]) for client, part in enumerate(parts)]
+        if len(short := np.flatnonzero(parts.sizes < sizes)):
+            client, held = int(short[0]), int(parts.sizes[short[0]])
+            raise PartitionError(
+                f"client {client} has {held} samples, {sizes[client]} drawn for it ({sizes[client] - held} short): "
+                "lower sizes, or give the base rule more samples per client"
+            )
+
+        def number(held: Ints, clients: slice) -> Ints:
+            share = sizes[clients] / parts.sizes[clients]
+            return apportion(held * share[:, None], sizes[clients], np.zeros_like(held), held)
+
+        return parts.where(draw_of_classes(array, parts, number, [self.seed, DataStream.QUANTITY]))
 
     def partition_test(
         self, test_labels: Labels, train_labels_per_client: Sequence[Labels], samples_per_client: int | None = None
-    ) -> list[Ints]:
+    ) -> Sequence[Ints]:
         """Test indices of the base rule, which match the training samples of the drawn sizes."""
         rule = self._sized_base() or self.base  # a rule by domains tests on what its clients of these sizes leave
         return rule.partition_test(test_labels, train_labels_per_client, samples_per_client)
@@ -150,16 +168,6 @@ class Quantity(PartitionTransform):
 
     def _sized_base(self) -> Partitioner | None:
         return self.base.with_sizes(self.client_sizes().tolist())
-
-    def _thin(self, client: int, part: Ints, labels: Ints, size: int) -> Ints:
-        if len(part) < size:
-            raise PartitionError(
-                f"client {client} has {len(part)} samples, {size} drawn for it ({size - len(part)} short): "
-                "lower sizes, or give the base rule more samples per client"
-            )
-        held = np.bincount(labels)[None]
-        counts = apportion(held * (size / len(part)), np.array([size]), np.zeros_like(held), held)
-        return part[take_per_class(labels, counts[0], self.rng(DataStream.QUANTITY, client))]
 
 
 class FeatureShift(PartitionTransform):
