@@ -236,7 +236,10 @@ def _whole_numbers(values: Any) -> Ints | None:
     if isinstance(values, Mapping | str):
         return None
     try:
-        array = np.asarray(values.cpu() if isinstance(values, Tensor) else [_number(value) for value in values])
+        plain = isinstance(values, np.ndarray) and values.dtype != object
+        array = np.asarray(
+            values.cpu() if isinstance(values, Tensor) else values if plain else [_number(value) for value in values]
+        )
     except (TypeError, ValueError):
         return None
     if array.ndim == 2 and array.shape[1] == 1:

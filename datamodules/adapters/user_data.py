@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pfl_lightning.data import LABEL_KEYS, checked_length
 from pfl_lightning.datamodules.adapters.labels import check_numbered_alike, names_of_classes
@@ -29,6 +29,9 @@ from pfl_lightning.options import DataOptions, Unpack
 
 INPUT_KEYS = ("image", "img", "input", "inputs", "pixel_values", "x")
 """Keys of the input in items that are dictionaries."""
+
+NUMBERS = tuple(map(np.dtype, ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")))
+"""Types of arrays that torch has, too, under every version of NumPy."""
 
 COLORS = (1, 3, 4)
 """Numbers of channels of a picture."""
@@ -267,9 +270,13 @@ def read_dataset(
         value, target = _parts(items[place], keys, labeled, where)
         return _as_tensor(value, where), target
 
+    number = checked_length(items, what)
+    if (whole := _columns(items, keys, labeled, what)) is not None:
+        read(0)  # refuses what no item may be
+        return _single(whole[0]), whole[1]
     inputs: list[Tensor] = []
     targets: list[int] = []
-    for place in range(checked_length(items, what)):
+    for place in range(number):
         try:
             value, target = read(place)
         except Exception as error:  # of the user's own code, which may not say which file it has read
@@ -291,13 +298,40 @@ def read_dataset(
             "are read once. Remove the transform and set augment, which draws again for every batch",
             stacklevel=2,
         )
-    stacked = torch.stack(inputs)
-    stacked = stacked.float() if stacked.dtype == torch.float64 else stacked
-    return stacked, torch.tensor(targets, dtype=torch.int64)
+    return _single(torch.stack(inputs)), torch.tensor(targets, dtype=torch.int64)
 
 
-def _parts(item: Any, keys: Keys | None, labeled: bool, where: str) -> tuple[Any, int]:
-    """Input and class of an item."""
+def _single(inputs: Tensor) -> Tensor:
+    return inputs.float() if inputs.dtype == torch.float64 else inputs
+
+
+def _columns(dataset: Any, keys: Keys | None, labeled: bool, what: str) -> tuple[Tensor, Tensor] | None:
+    """Inputs and classes of all items where the data set holds them so, not copied; None where items are to be read.
+
+    Known are TensorDatasets, data sets of Hugging Face in the format of NumPy or torch, and parts of both.
+    """
+    if type(dataset) is Subset:
+        whole, places = _columns(dataset.dataset, keys, labeled, what), torch.as_tensor(dataset.indices)
+        return None if whole is None else (whole[0][places], whole[1][places])
+    form = getattr(dataset, "format", None)
+    if type(dataset) is TensorDataset:
+        found = dataset.tensors
+    elif isinstance(form, Mapping) and form.get("type") in ("numpy", "torch"):
+        found = _entries(dataset[:], keys, labeled, f"item 0 of the {what}")
+    else:
+        return None
+    arrays = [one for one in found[: 1 + labeled] if isinstance(one, Tensor) or getattr(one, "dtype", None) in NUMBERS]
+    if len(arrays) <= labeled or (labeled and len(found) != 2):
+        return None
+    readable = (one if isinstance(one, Tensor) or one.flags.writeable else one.copy() for one in arrays)
+    inputs, *given = (torch.as_tensor(one).detach().cpu() for one in readable)
+    classes = given[0].flatten() if labeled else torch.full((len(inputs),), NO_LABEL)
+    fits = len(classes) == len(inputs) and not classes.is_complex() and bool((classes == classes.long()).all())
+    return (inputs, classes.long()) if fits else None
+
+
+def _entries(item: Any, keys: Keys | None, labeled: bool, where: str) -> Any:
+    """The entries of the input and of the class, if an item is a dictionary."""
     if isinstance(item, Mapping):
         wanted = [(key,) for key in keys] if keys else [INPUT_KEYS, LABEL_KEYS]
         found = [[key for key in names if key in item] for names in wanted[: 2 if labeled else 1]]
@@ -307,6 +341,12 @@ def _parts(item: Any, keys: Keys | None, labeled: bool, where: str) -> tuple[Any
                 "keys=('image', 'label')"
             )
         item = [item[names[0]] for names in found]
+    return item
+
+
+def _parts(item: Any, keys: Keys | None, labeled: bool, where: str) -> tuple[Any, int]:
+    """Input and class of an item."""
+    item = _entries(item, keys, labeled, where)
     if not labeled:
         return item[0] if isinstance(item, tuple | list) and item else item, NO_LABEL
     if not isinstance(item, tuple | list) or len(item) != 2:
