@@ -3,6 +3,7 @@
     python benchmarks/method_costs.py
     python benchmarks/method_costs.py --methods FedAvg FedPAC --repetitions 5
     python benchmarks/method_costs.py --write          # also the file that `pfl methods` reads
+    python benchmarks/method_costs.py --compare        # with that file: exit code 1 where a method became slower
 
 The workload is FedPAC's without augmentation: random images of 3 x 32 x 32, a tenth of them for validation, the
 paper's CNN, batches of 50, SGD; three clients of 200 images, two epochs. What is done once for each client weighs much
@@ -66,6 +67,9 @@ NOVEL_RATE = 0.05
 
 GOAL = 1.10
 """Largest overhead."""
+
+MARGIN = 0.10
+"""How far an overhead may be above the kept one: medians of one version on a shared machine differ by half of it."""
 
 
 class Watcher(L.Callback):
@@ -232,6 +236,29 @@ def costs_of(method: type[FederatedClient], baseline: Baseline, repetitions: int
     )
 
 
+def regressions(row: MethodCosts, kept: MethodCosts) -> list[str]:
+    """Sentences on the overheads of a method that are above the kept ones by more than the margin."""
+    names = {"overhead": "few steps", "overhead_long": "many steps"}
+    pairs = {steps: (getattr(row, name), getattr(kept, name)) for name, steps in names.items()}
+    return [
+        f"{row.method}, {steps}: {now:.2f} times its passes in a plain loop, {before:.2f} in the kept figures"
+        for steps, (now, before) in pairs.items()
+        if now is not None and before is not None and now > before + MARGIN
+    ]
+
+
+def compared(
+    method: type[FederatedClient], baseline: Baseline, repetitions: int, measure: Callable[..., MethodCosts] = costs_of
+) -> list[str]:
+    """The regressions of a method that a second measurement shows, too."""
+    kept, found = read_costs()[method.__name__], list[str]()
+    for _ in range(2):
+        found = regressions(measure(method, baseline, repetitions), kept)
+        if not found:
+            break
+    return found
+
+
 def main() -> None:
     """Print the table, and write the file if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -244,8 +271,15 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="write the file that `pfl methods` reads")
+    parser.add_argument("--compare", action="store_true", help="print which methods became slower than the file says")
     args = parser.parse_args()
     machine = start(args.threads)
+    if args.compare:
+        baseline = baseline_of(args.repetitions)
+        chosen = [method for method in METHODS if method.__name__ in args.methods]
+        slower = [line for method in chosen for line in compared(method, baseline, args.repetitions)]
+        print("\n".join(slower) or f"none of {len(chosen)} methods became slower than {COSTS.name} says")
+        raise SystemExit(int(bool(slower)))
     columns = "work | time | overhead | long | down, kB | up, kB | client keeps, kB | unequal encoders | novel, %"
     print(f"| method | {columns} |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
