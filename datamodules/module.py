@@ -232,6 +232,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         return tuple(self._loaded.samples.train_inputs.shape[1:])
 
     @property
+    def input_encoding(self) -> dict[str, Any] | None:
+        """By what rows of a table become inputs, as plain values; None where inputs are what the data set holds."""
+        return None
+
+    @property
     def unlabeled_sizes(self) -> Ints | None:
         """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
         return self._loaded.unlabeled.sizes if self._loaded.samples.num_unlabeled else None

@@ -55,7 +55,8 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
         VectorizedEngine,
     )
     from pfl_lightning.federation import Federation
-    from pfl_lightning.federation.exported import export_clients, load_exported
+    from pfl_lightning.federation.exported import export_clients, exported_inputs, load_exported
+    from pfl_lightning.federation.predictions import predict_exported
     from pfl_lightning.messages import Broadcast, ClientUpdate
     from pfl_lightning.phases import Personalization
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
@@ -66,7 +67,8 @@ __all__ = ["Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerE
 __all__ += ["AggregationWeights", "Aggregator", "AveragingAggregator", "Broadcast", "ClientUpdate"]
 __all__ += ["Citation", "FederatedClient", "FitContext", "Personalization", "Phase"]
 __all__ += ["FederatedLoop", "Federation", "ResultsWriter"]
-__all__ += ["export_adapters", "export_clients", "federate", "load_exported", "predict_clients"]
+__all__ += ["export_adapters", "export_clients", "exported_inputs", "federate", "load_exported", "predict_clients"]
+__all__ += ["predict_exported"]
 
 _HOMES = {
     "callbacks.loop": ("FederatedLoop",),
@@ -77,7 +79,8 @@ _HOMES = {
     "drop_in.predictions": ("predict_clients",),
     "engines": ("Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"),
     "federation": ("Federation",),
-    "federation.exported": ("export_clients", "load_exported"),
+    "federation.exported": ("export_clients", "exported_inputs", "load_exported"),
+    "federation.predictions": ("predict_exported",),
     "messages": ("Broadcast", "ClientUpdate"),
     "phases": ("Personalization",),
     "server": ("AggregationWeights", "Aggregator", "AveragingAggregator"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.names import did_you_mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -52,6 +53,11 @@ class TableEncoding:
 
     columns: tuple[Column, ...]
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> TableEncoding:
+        """The encoding that :func:`dataclasses.asdict` has made plain values of, read back from JSON or not."""
+        return cls(tuple(Column(**{**own, "categories": tuple(own["categories"])}) for own in plain["columns"]))
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """A name for each feature: ``age``, ``ward=surgery``."""
@@ -69,8 +75,12 @@ class TableEncoding:
             whose features are all 0.
 
         Raises:
-            ValueError: If a column has text or infinite numbers in the place of numbers.
+            ValueError: If a column is missing, or has text or infinite numbers in the place of numbers.
         """
+        columns = [str(name) for name in table.columns]
+        if missing := [own.name for own in self.columns if own.name not in columns]:
+            near = did_you_mean(missing[0], columns)
+            raise ValueError(f"rows have no column {missing[0]!r}, their columns are {', '.join(columns[:20])}{near}")
         found, unknown = [np.empty((len(table), 0))], {}
         for own in self.columns:
             if own.categories:

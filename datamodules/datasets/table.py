@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,12 +176,7 @@ class FromTable(FederatedDataModule, gives="partition"):
         self.encoding = fit_encoding(table, rows.numpy()[np.concatenate(found.train)], self.categorical)
         inputs, unknown = self.encoding.features(table)
         if unknown:
-            listed = ", ".join(f"{name!r} {count}" for name, count in unknown.items())
-            warnings.warn(
-                f"rows with a category that no training row has, whose features of this column are all 0: {listed} of "
-                f"{len(table)} rows",
-                stacklevel=2,
-            )
+            warn_of_unknown(unknown, len(table))
         # Of all cells as they are: standardized ones depend on the seed of the division.
         content = hash_pandas_object(table, index=False).to_numpy().tobytes() + self._clients.tobytes()
         self._content = hashlib.sha256(repr([*table.columns]).encode() + content).hexdigest()[:16]
@@ -197,6 +192,11 @@ class FromTable(FederatedDataModule, gives="partition"):
         own = replace(self._loaded.samples, train_inputs=torch.empty(len(self._loaded.samples.train_targets), 0))
         return hashlib.sha256(f"{own.fingerprint}{self._content}".encode()).hexdigest()[:16]
 
+    @property
+    def input_encoding(self) -> dict[str, Any] | None:
+        """Columns, with categories, medians, means and deviations."""
+        return asdict(self.encoding)
+
     def inputs_of(self, table: Any) -> Tensor:
         """Inputs of other rows for a trained model, by what the training rows of this table have said.
 
@@ -206,8 +206,28 @@ class FromTable(FederatedDataModule, gives="partition"):
         Returns:
             float32 of shape (N, d).
         """
-        given = read_table(Path(table), text=()) if isinstance(table, str | Path) else table
-        return self.encoding.features(given)[0]
+        return encoded(self.encoding, table)
+
+
+def encoded(encoding: TableEncoding, table: Any) -> Tensor:
+    """Features of the rows of a DataFrame, or of a table at a path, float32 of shape (N, d).
+
+    Warns of cells with a category that no training row has.
+    """
+    found, unknown = encoding.features(read_table(Path(table), ()) if isinstance(table, str | Path) else table)
+    if unknown:
+        warn_of_unknown(unknown, len(found))
+    return found
+
+
+def warn_of_unknown(unknown: Mapping[str, int], count: int) -> None:
+    """Warn of cells, by column, with a category that no training row has; there are ``count`` rows."""
+    listed = ", ".join(f"{name!r} {number}" for name, number in unknown.items())
+    warnings.warn(
+        f"rows with a category that no training row has, whose features of this column are all 0: {listed} of {count} "
+        "rows",
+        stacklevel=3,
+    )
 
 
 def read_table(path: Path, text: Sequence[str]) -> DataFrame:

@@ -8,6 +8,7 @@
 ``parser``, ``config_files``             the parser of options, and the YAML files that it reads
 ``messages``                             what is said of mistakes, and which name was probably meant
 ``allowed``                              what a config may name
+``exported``                             ``pfl predict --exported``: of an exported model's files alone
 =======================================  ==========================================================================
 """
 

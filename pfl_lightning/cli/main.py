@@ -130,7 +130,9 @@ def _run(argv: list[str], args: list[str] | None) -> None:
     if here not in sys.path and "" not in sys.path:  # a config may name modules there; those installed come first
         sys.path.append(here)
     check_config_files(argv)
-    if argv[0] in OTHER_COMMANDS:
+    if argv[0] == "predict" and any(word.partition("=")[0] == "--exported" for word in argv):
+        pkgutil.resolve_name("pfl_lightning.cli.exported:predict")(argv[1:])  # of files alone: without a run's options
+    elif argv[0] in OTHER_COMMANDS:
         pkgutil.resolve_name(OTHER_COMMANDS[argv[0]][0])(argv[1:])
     else:
         from pfl_lightning.cli.federated_cli import FederatedCLI

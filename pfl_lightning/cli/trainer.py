@@ -124,8 +124,8 @@ class FederatedTrainer(L.Trainer):
             model: The federation.
             datamodule: The data.
             client: Number or name of the client.
-            inputs: A file with a batch (N, ...) of what the data set holds, ``.npy`` or ``.pt``, or a folder of
-                images; by default the client's test part.
+            inputs: A file with a batch (N, ...) of what the data set holds, ``.npy`` or ``.pt``, a folder of images,
+                or rows of a table (``.csv``, ``.parquet``) without the target; by default the client's test part.
             output: Folder for ``client_<number>.csv``; by default ``predictions`` in the run's folder.
             ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
             weights_only: Whether nothing but tensors and plain values is loaded.
@@ -170,6 +170,10 @@ class FederatedTrainer(L.Trainer):
             self.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=weights_only)
 
 
+TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
+"""How files of tables end."""
+
+
 def read_inputs(path: Path, datamodule: FederatedDataModule) -> tuple[Any, list[str] | None]:
     """Inputs in a file or a folder of images, and the names of the images.
 
@@ -184,8 +188,10 @@ def read_inputs(path: Path, datamodule: FederatedDataModule) -> tuple[Any, list[
             channels: Any = datamodule.input_shape[0]
             found = decode_images(files, getattr(datamodule, "image_size", None), 1 if channels == 1 else 3)
             return found, [Path(file.path).name for file in files]
+        if path.suffix.lower() in TABLES and getattr(datamodule, "input_encoding", None) is not None:
+            return datamodule.inputs_of(path), None  # type: ignore[attr-defined]
         if path.suffix not in (".npy", ".pt"):
-            raise ValueError("expected .npy, .pt or a folder of images")
+            raise ValueError("expected .npy, .pt or a folder of images, or of a FromTable rows as CSV or Parquet")
         found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else torch.load(path, weights_only=True)
         return torch.as_tensor(found), None
     except (OSError, ValueError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:

@@ -32,7 +32,7 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["FORMATS", "export_clients", "load_exported"]
+__all__ = ["FORMATS", "export_clients", "exported_inputs", "load_exported"]
 
 FORMATS = {"state_dict": ".pt", "torch_export": ".pt2", "onnx": ".onnx"}
 """Formats of exported models, and how their files end."""
@@ -156,6 +156,7 @@ def _about_data(data: FederatedData, client: int, has_shape: bool, has_head: boo
         "mean": None if mean is None else list(mean),
         "std": None if std is None else list(std),
         "classes": class_names(data, client) if has_head else None,
+        "table": getattr(data, "input_encoding", None),
     }
 
 
@@ -240,13 +241,7 @@ def load_exported(path: str | Path) -> FederatedClient:
     Raises:
         ConfigurationError: The description does not say how to build the model, or the two files do not fit.
     """
-    file, described = Path(path).with_suffix(".pt"), Path(path).with_suffix(".json")
-    try:
-        about = json.loads(described.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{described}, which pfl export writes beside a model, cannot be read: {error}; export the client once more"
-        ) from error
+    file, about = Path(path).with_suffix(".pt"), description(path)
     if about.get("recipe") is None:
         why = about.get("no_recipe", "its export was by an earlier version: export it once more")
         raise ConfigurationError(f"{file}: client {about.get('client')}'s model cannot be built from the files: {why}")
@@ -257,6 +252,62 @@ def load_exported(path: str | Path) -> FederatedClient:
             f"{file}: client {about['client']}'s model cannot be built from the files: {' '.join(str(error).split())}; "
             "both must be of one export, and classes of your own importable"
         ) from error
+
+
+def description(path: str | Path) -> dict[str, Any]:
+    """What the JSON beside an exported model says.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    described = Path(path).with_suffix(".json")
+    try:
+        about: dict[str, Any] = json.loads(described.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{described}, which pfl export writes beside a model, cannot be read: {error}; export the client once more"
+        ) from error
+    return about
+
+
+def exported_inputs(path: str | Path, inputs: Any) -> Tensor:
+    """Inputs of an exported model, whichever its format, from what its data set held: by the JSON beside it alone.
+
+    Example:
+        >>> exported_inputs("models/client_1.onnx", "new_patients.csv")  # doctest: +SKIP
+
+    Args:
+        path: The model, or its JSON.
+        inputs: For a model of a table, a DataFrame or the path of a CSV or Parquet file, with the columns of features;
+            else a batch (N, ...), which is normalized.
+
+    Returns:
+        float32 of shape (N, ...).
+
+    Raises:
+        ConfigurationError: They are not what the model was trained on.
+        ValueError: A column is missing, or has text in the place of numbers.
+    """
+    from pfl_lightning.datamodules.clients.batches import BatchTransform  # which know of no federation
+    from pfl_lightning.datamodules.datasets.columns import TableEncoding
+    from pfl_lightning.datamodules.datasets.table import encoded
+
+    about = description(path)
+    is_table = hasattr(inputs, "columns") or isinstance(inputs, str | Path)
+    if "table" not in about or is_table != (about["table"] is not None):
+        expected = "rows with its columns, a DataFrame or a path" if about.get("table") else "a batch (N, ...)"
+        raise ConfigurationError(
+            f"{path}: expected {expected}, got a {type(inputs).__name__}; export by an earlier version says nothing of "
+            "columns: export the client once more"
+        )
+    if is_table:
+        return encoded(TableEncoding.of(about["table"]), inputs)
+    given, shape = torch.as_tensor(inputs), about["input_shape"]
+    if shape is not None and [*given.shape[1:]] != shape:
+        expected = f"(N, {', '.join(map(str, shape))})"
+        raise ConfigurationError(f"{path}: expected inputs of shape {expected}, got {tuple(given.shape)}")
+    mean, std = (None if about[name] is None else tuple(about[name]) for name in ("mean", "std"))
+    return BatchTransform(mean, std).normalize(given)
 
 
 # ---------------------------------------------------------------------- graphs

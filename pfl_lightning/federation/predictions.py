@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -13,7 +14,7 @@ from torch import Tensor
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import names_of
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.exported import class_names
+from pfl_lightning.federation.exported import class_names, description, exported_inputs, load_exported
 from pfl_lightning.federation.own_models import check_is_set_up, client_number
 from pfl_lightning.lightning_private import silent_trainer
 from pfl_lightning.notices import named_clients
@@ -22,7 +23,10 @@ from pfl_lightning.runs.results import csv_text
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["Predictions", "predict"]
+__all__ = ["Predictions", "predict", "predict_exported"]
+
+PIECE = 1000
+"""Inputs that an exported model is given at once."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,33 @@ def predict(federation: Federation, client: int | str, inputs: Any = None) -> Pr
         given = _checked(inputs, next(parts.train.split(1)), who)
         batches = (part.transform.normalize(piece.to(device)) for piece in given.split(size))
     scores = torch.cat(trainer_predict(model, federation, None, dataloaders=batches)).cpu()
+    return _of_scores(number, scores, labels, class_names(data, number))
+
+
+def predict_exported(path: str | Path, inputs: Any) -> Predictions:
+    """Predict with an exported model (a ``state_dict``) from its files alone, without federation and data.
+
+    Example:
+        >>> print(predict_exported("models/client_1.pt", "new_patients.csv").table())  # doctest: +SKIP
+
+    Args:
+        path: ``client_<number>.pt``, with ``client_<number>.json`` beside it.
+        inputs: What :func:`~pfl_lightning.federation.exported.exported_inputs` takes.
+
+    Raises:
+        ConfigurationError: The files do not say how to build the model, or the inputs are not of its kind.
+        ValueError: A column is missing, or has text in the place of numbers.
+    """
+    model, about = load_exported(path), description(path)
+    with torch.no_grad():
+        scores = torch.cat([model(piece) for piece in exported_inputs(path, inputs).split(PIECE)])
+    return _of_scores(about["client"], scores, None, about["classes"])
+
+
+def _of_scores(client: int, scores: Tensor, labels: Tensor | None, names: Sequence[str] | None) -> Predictions:
     classes = scores.argmax(1).masked_fill(scores.isnan().any(1), -1)
-    names = class_names(data, number) or map(str, range(scores.shape[1]))
-    return Predictions(number, scores.float().softmax(1), classes, labels, tuple(names))
+    named = tuple(names or map(str, range(scores.shape[1])))
+    return Predictions(client, scores.float().softmax(1), classes, labels, named)
 
 
 def _checked(inputs: Any, like: Any, who: str) -> Tensor:
