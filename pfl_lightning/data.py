@@ -136,7 +136,7 @@ class FederatedData(Protocol):
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Values on a device, those of the CPU by a copy that the CPU does not wait for."""
-    if values.device.type == "cpu" and device.type == "cuda":
+    if values.device.type == "cpu" and device.type in ("cuda", "xpu"):
         values = values.pin_memory()  # else the copy waits
     return values.to(device, non_blocking=True)
 

@@ -280,7 +280,11 @@ class Message:
         if (schema.at_least, schema.below, schema.total) == (None,) * 3 and not schema.ascending | schema.covariance:
             return
         wanted = schema.range_error(value, sizes)
-        if wanted is None and schema.total is not None and float(value.double().sum()) > getattr(self, schema.total):
+        if (
+            wanted is None
+            and schema.total is not None
+            and float(value.cpu().double().sum()) > getattr(self, schema.total)
+        ):
             wanted = f"numbers that add up to {schema.total}, {getattr(self, schema.total)}, at most"
         if wanted is not None:
             shown = value.tolist() if value.numel() <= 20 else f"from {value.min().item()} to {value.max().item()}"

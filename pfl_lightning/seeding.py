@@ -159,13 +159,17 @@ def torch_seed(seed: int, *, python: bool = False) -> Iterator[None]:
         >>> torch.equal(linear().weight, linear().weight)
         True
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices), python_seed(seed) if python else nullcontext():
+    before = [(device, _state_of(device)) for device in _devices()]
+    with torch.random.fork_rng(devices=[]), python_seed(seed) if python else nullcontext():
         if _has_accelerator():
             torch.manual_seed(seed)
         else:  # the same on the CPU, without the formatting of a stack that torch keeps for a GPU that may come
             torch.default_generator.manual_seed(seed)
-        yield
+        try:
+            yield
+        finally:
+            for device, states in before:
+                _restore(device, states)
 
 
 @contextmanager
@@ -194,6 +198,31 @@ def python_seed(seed: int) -> Iterator[None]:
 _has_accelerator = lru_cache(torch.accelerator.is_available)
 
 
+def _devices() -> list[torch.device]:
+    """All devices in use that have generators of their own."""
+    kind = torch.accelerator.current_accelerator() if _has_accelerator() else None
+    if kind is None:
+        return []
+    if kind.type == "mps":  # there is one
+        return [kind]
+    module = torch.get_device_module(kind)
+    used = getattr(module, "is_initialized", lambda: True)()
+    return [torch.device(kind.type, number) for number in range(module.device_count())] if used else []
+
+
+def _state_of(device: torch.device) -> tuple[torch.Tensor, ...]:
+    """State of a device's generator; empty where it has none."""
+    module = torch.get_device_module(device)
+    if device.type == "cpu" or not hasattr(module, "get_rng_state"):
+        return ()
+    return (module.get_rng_state() if device.type == "mps" else module.get_rng_state(device),)
+
+
+def _restore(device: torch.device, states: tuple[torch.Tensor, ...]) -> None:
+    for state in states:
+        torch.get_device_module(device).set_rng_state(state, *() if device.type == "mps" else (device,))
+
+
 def global_seed() -> int:
     """Seed that ``lightning.seed_everything`` set, or 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -210,8 +239,7 @@ class GeneratorStates:
     @classmethod
     def read(cls, device: torch.device) -> GeneratorStates:
         """The current states."""
-        own = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
-        return cls(random.getstate(), np.random.get_state(), (torch.get_rng_state(), *own))  # noqa: NPY002
+        return cls(random.getstate(), np.random.get_state(), (torch.get_rng_state(), *_state_of(device)))  # noqa: NPY002
 
     def is_as(self, other: GeneratorStates) -> bool:
         """Whether nothing was drawn in between."""
@@ -223,5 +251,4 @@ class GeneratorStates:
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
         torch.set_rng_state(self.tensors[0])
-        for state in self.tensors[1:]:
-            torch.cuda.set_rng_state(state, device)
+        _restore(device, self.tensors[1:])

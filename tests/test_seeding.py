@@ -7,8 +7,10 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
+from pfl_lightning import seeding
 from pfl_lightning.seeding import (
     DataStream,
+    GeneratorStates,
     Purpose,
     derive_seed,
     global_seed,
@@ -119,3 +121,44 @@ def test_a_seeded_block_draws_as_after_manual_seed_without_a_look_at_the_stack(m
     with torch_seed(5):
         assert torch.equal(torch.rand(3), expected)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+class Generators:
+    """Module of a device that is not there, with a generator for each number."""
+
+    def __init__(self, count, used=True):
+        self.states, self.device_count, self.is_initialized = [7] * count, lambda: count, lambda: used
+
+    def get_rng_state(self, device=None):
+        return torch.tensor(self.states[0 if device is None else device.index])
+
+    def set_rng_state(self, state, device=None):
+        self.states[0 if device is None else device.index] = int(state)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("xpu", 2), ("mps", 1)])
+def test_generators_of_every_kind_of_device_are_put_back(kind, count, monkeypatch):
+    module = Generators(count)
+    monkeypatch.setattr(seeding, "_has_accelerator", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: module.states.__setitem__(slice(None), [seed] * count))
+    with torch_seed(3):
+        assert module.states == [3] * count
+    assert module.states == [7] * count
+    before = GeneratorStates.read(torch.device(kind, 0))
+    module.states[0] = 8
+    assert not GeneratorStates.read(torch.device(kind, 0)).is_as(before)
+    before.restore(torch.device(kind, 0))
+    assert module.states == [7] * count
+
+
+def test_a_gpu_that_is_not_used_is_not_touched(monkeypatch):
+    module = Generators(2, used=False)
+    monkeypatch.setattr(seeding, "_has_accelerator", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    module.get_rng_state = None  # which would start it
+    with torch_seed(3):
+        pass

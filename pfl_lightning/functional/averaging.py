@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from pfl_lightning.functional.numerics import float64_device
+
 
 class RunningAverage:
     """Weighted average of states that arrive one after another.
@@ -56,8 +58,7 @@ class RunningAverage:
             self._template = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()}
             for name, tensor in state.items():
                 dtype = torch.complex128 if tensor.is_complex() else torch.float64
-                device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no double precision
-                self._sums[name] = torch.zeros(tensor.shape, dtype=dtype, device=device)
+                self._sums[name] = torch.zeros(tensor.shape, dtype=dtype, device=float64_device(tensor.device))
         elif state.keys() != self._template.keys():
             raise ValueError(
                 f"state {self._num_states} does not have the names of state 0: missing "

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pfl_lightning.functional.numerics import in_double
+
 PARTS = ("left", "values", "right")
 """What follows a name and a colon: singular vectors (o, r), singular values (r,), singular vectors (r, rest)."""
 
@@ -153,6 +155,6 @@ def check_energy(energy: float, name: str = "energy") -> None:
 
 def _rank(values: Tensor, energy: float) -> int:
     """The least number of singular values that hold the share of all squares; 0 where all are zero."""
-    kept = values.double().square().cumsum(0)
+    kept = in_double(values).square().cumsum(0)
     total = float(kept[-1])
     return int((kept < energy * total).sum()) + 1 if total > 0 else 0

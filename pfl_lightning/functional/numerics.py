@@ -36,9 +36,18 @@ def check_tensor(name: str, value: Tensor, shape: Sequence[int | str], kind: str
         raise ValueError(f"{name} must be {kind} of shape {expected}, got {value.dtype} of shape {tuple(value.shape)}")
 
 
+SINGLE_DEVICES = {"mps"}
+"""Types of devices that have no double precision."""
+
+
 def float64_device(device: torch.device) -> torch.device:
     """Return `device`, or the CPU where `device` has no double precision (Apple's MPS)."""
-    return torch.device("cpu") if device.type == "mps" else device
+    return torch.device("cpu") if device.type in SINGLE_DEVICES else device
+
+
+def in_double(values: Tensor) -> Tensor:
+    """Return values in double precision, on the CPU where their device has none."""
+    return values.to(float64_device(values.device), torch.float64)
 
 
 def is_transformed() -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pfl_lightning.checks import check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.numerics import in_double
 from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
@@ -231,7 +232,7 @@ class FedEMA(SelfSupervisedClient):
         if self.divergence == "published":
             return float(self.last_movement)
         distance = torch.stack(
-            [(online[name] - own[name]).double().square().sum() for name in self.match(own, ("encoder.*",))]
+            [in_double(online[name] - own[name]).square().sum() for name in self.match(own, ("encoder.*",))]
         )
         return float(distance.sum().sqrt())
 

@@ -13,6 +13,7 @@ from pfl_lightning.checks import check_at_least, check_between, check_choice, ch
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import weighted_average
+from pfl_lightning.functional.numerics import in_double
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, statistics_field
 from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked
 from pfl_lightning.options import ClientOptions, Unpack
@@ -143,7 +144,7 @@ class FedFomo(FederatedClient):
     def gain(self, before: float, loss: float, state: State) -> float:
         """(L(base) - L(theta_j)) / ||theta_j - base||: how much the loss falls on the way there; 0 if not finite."""
         base, l1 = self.base.as_state(), self.distance == "l1"
-        changes = [(state[n].to(base[n]) - base[n]).double() for n in self._parameter_names()]
+        changes = [in_double(state[n].to(base[n]) - base[n]) for n in self._parameter_names()]
         moved = float(torch.stack([change.abs().sum() if l1 else change.square().sum() for change in changes]).sum())
         gained = (before - loss) / ((moved if l1 else math.sqrt(moved)) + 1e-5)
         return gained if math.isfinite(gained) else 0.0

@@ -110,7 +110,7 @@ class FedMTLAggregator(Aggregator):
         weights, m = self.mean.as_state(), self.facts.num_participating
         if client not in self.facts.novel and m > 1:
             own = self.models.get(client)
-            weights = {name: mean + (mean - own[name]) / (m - 1) for name, mean in weights.items()}
+            weights = {name: mean + (mean - own[name].to(mean.device)) / (m - 1) for name, mean in weights.items()}
         return Broadcast(client=client, round=round, weights=weights)
 
     def receive(self, update: ClientUpdate) -> None:

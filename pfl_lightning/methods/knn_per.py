@@ -13,7 +13,7 @@ from pfl_lightning.checks import check_at_least, check_between, check_choice, ch
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import neighbor_probabilities
-from pfl_lightning.functional.numerics import at_least_single
+from pfl_lightning.functional.numerics import at_least_single, float64_device
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.tensors import TensorDict
@@ -123,7 +123,8 @@ class KNNPer(FederatedClient):
         if count < len(labels):
             kept = torch.randperm(len(labels))[:count].sort().values.to(labels.device)
             features, labels = features[kept], labels[kept]
-        weight = torch.tensor(0.5 if self.weight is None else self.weight, dtype=torch.float64, device=labels.device)
+        place = float64_device(labels.device)
+        weight = torch.tensor(0.5 if self.weight is None else self.weight, dtype=torch.float64, device=place)
         self.datastore.assign({"features": features, "labels": labels, "weight": weight})
         validation = context.validation
         if self.weight is None and validation is not None:

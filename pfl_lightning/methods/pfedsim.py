@@ -11,7 +11,7 @@ from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage
-from pfl_lightning.functional.numerics import unit_rows
+from pfl_lightning.functional.numerics import in_double, unit_rows
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
@@ -127,5 +127,5 @@ def classifier_similarity(first: Tensor, second: Tensor) -> float:
         >>> classifier_similarity(first, second), classifier_similarity(first, -first)
         (0.5, 0.0)
     """
-    cosines = (unit_rows(first.double()) * unit_rows(second.double())).sum(dim=1)
+    cosines = (unit_rows(in_double(first)) * unit_rows(in_double(second))).sum(dim=1)
     return max(float(cosines.mean()), 0.0)

@@ -15,7 +15,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "pretended"
@@ -25,6 +25,9 @@ MAY_MIX = {"aten._to_copy.default", "aten.copy_.default", "aten.is_pinned.defaul
 
 INDEXED = ("aten.index.", "aten.index_put", "aten._index_put_impl_", "aten._unsafe_index.")
 """Operations on a tensor that take indices from the CPU, too."""
+
+single = False
+"""Whether the device has no double precision, as Apple's."""
 
 products = {"device": 0, "cpu": 0}
 """Matrix products so far, by where they were."""
@@ -121,6 +124,9 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "aten._to_copy.default" and result is plain_args[0]:
         result = result.clone()
     known = {id(one.held): one for one in there}  # of operations in place
+
+    if single and on_device and any(t.dtype == torch.float64 for t in tree_leaves(result) if hasattr(t, "dtype")):
+        raise TypeError(f"{name}: Cannot convert a {NAME} Tensor to float64 dtype as it doesn't support float64")
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in known:

@@ -22,9 +22,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from _helpers import other_device, toy
 from _helpers.methods import CORE
-from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine, methods
 from pfl_lightning.callbacks import FederatedLoop, Inspection, ResultsWriter
 from pfl_lightning.datamodules import Digits, DominantClasses, RandomCrop, RandomFlip, RandomRotation
+from pfl_lightning.functional import numerics
 from pfl_lightning.methods import FedAvg, FedPAC
 
 ENGINES: dict[str, Callable[[], Any]] = {
@@ -50,6 +51,21 @@ def under(engine: str) -> dict[str, Any]:
         tensors = [(one - other).abs().max().item() for one, other in pairs if one.numel()]
         found[method.__name__] = max(*tensors, *(loss for loss in losses if loss == loss), 0.0)
     return found
+
+
+def without_double(_: Path) -> dict[str, Any]:
+    """Every method on a device without double precision."""
+    other_device.single = True
+    numerics.SINGLE_DEVICES.add(other_device.NAME)
+    failed = {}
+    for method in methods.METHODS:
+        try:
+            fit = toy.for_toy(method, lr=0.01, epochs=1)
+            with other_device.OtherDevice():
+                toy.run(fit, 1, cohorts=COHORTS, engine=SequentialEngine(), **ON)
+        except Exception as error:
+            failed[method.__name__] = f"{type(error).__name__}: {str(error)[:300]}"
+    return failed
 
 
 def fed(method: type = FedPAC, **options: Any) -> Federation:
@@ -155,7 +171,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     other_device.install()
     with tempfile.TemporaryDirectory() as folder:
-        functions = {"resumed": resumed, "inspected": inspected, "drop_in": drop_in}
+        functions = {"without_double": without_double, "resumed": resumed, "inspected": inspected, "drop_in": drop_in}
         found = under(case) if case in ENGINES else functions[case](Path(folder))
     print(json.dumps({"found": found, "products": other_device.products}))
 

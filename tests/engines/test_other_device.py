@@ -41,6 +41,12 @@ def test_methods(engine):
 
 
 @pytest.mark.repeated
+def test_no_method_needs_double_precision_on_the_device():
+    """As on Apple's MPS: what is summed in double is summed on the CPU."""
+    assert result_of("without_double")["found"] == {}
+
+
+@pytest.mark.repeated
 @pytest.mark.parametrize("case", ["resumed", "drop_in", "inspected"])
 def test_runs(case):
     result = result_of(case)

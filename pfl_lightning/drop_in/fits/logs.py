@@ -108,7 +108,7 @@ class _Entry:
     def result(self) -> float:
         if self.metric is not None:
             return float(self.metric.compute())
-        values = torch.stack([value.double().cpu() for value in self.values])
+        values = torch.stack([value.cpu().double() for value in self.values])
         if self.reduction == "mean":
             weights = torch.tensor(self.weights, dtype=torch.float64)
             return float((values * weights).sum() / weights.sum())

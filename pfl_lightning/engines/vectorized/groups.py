@@ -107,5 +107,4 @@ class Groups:
                 continue
             self.at_once = (len(group) + 1) // 2
             self._log(f"{len(group)} clients at once need too much memory; going on with {self.at_once} at once")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            getattr(torch.get_device_module(environment.device), "empty_cache", lambda: None)()
