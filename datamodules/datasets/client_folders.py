@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,12 @@ class ClientFolders(ImageFolder, gives="partition"):
         first = len(parts[0])
         samples = Samples(pixels[:first], targets[0], tuple(classes), train_clients=owners[0])
         if len(parts) == 1 or not parts[1]:
+            if parted:
+                warnings.warn(
+                    f"no client in {root} has images in a folder 'test': of each client's own, a share of "
+                    f"{self.test_share:g} (test_share) is held out for tests",
+                    stacklevel=2,
+                )
             return samples
         return replace(samples, test_inputs=pixels[first:], test_targets=targets[1], test_clients=owners[1])
 

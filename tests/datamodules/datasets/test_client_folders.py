@@ -1,8 +1,10 @@
 """Folders of images whose clients are folders."""
 
 import pytest
+import yaml
 from PIL import Image
 
+from pfl_lightning.cli import main
 from pfl_lightning.datamodules import ClientFolders
 
 
@@ -67,3 +69,53 @@ def test_no_images(tmp_path):
     write(tmp_path / "all", "c/x", each=0)
     with pytest.raises(FileNotFoundError, match="client 'c' has no training images"):
         make(tmp_path / "all", tmp_path).setup()
+
+
+def test_split_folders_without_test_images_are_not_silent(tmp_path):
+    root = tmp_path / "all"
+    write(root, "Lyon/train/x", "Lyon/test/x", "Nice/train/x", "Nice/train/y")
+    data = make(root, tmp_path)
+    with pytest.warns(UserWarning, match=r"client\(s\) 1 \(Nice\) have no test samples \(1 of 2\)"):
+        data.setup()
+    assert [len(data.client_data(k).test) for k in range(2)] == [6, 0]
+
+
+def test_a_share_is_held_out_where_no_client_has_test_images(tmp_path):
+    root = tmp_path / "all"
+    write(root, "Lyon/train/x", "Nice/train/x", "Nice/train/y")
+    write(root, "Lyon/test/x", each=0)
+    data = make(root, tmp_path)
+    with pytest.warns(UserWarning, match=r"no client in .*all has images in a folder 'test'.* share of 0.25"):
+        data.setup()
+    assert [len(data.client_data(k).test) for k in range(2)] == [2, 3]
+
+
+def test_split_folders_without_training_images(tmp_path):
+    root = tmp_path / "all"
+    write(root, "Lyon/train/x", "Lyon/test/x", "Nice/test/x")
+    with pytest.raises(FileNotFoundError, match=r"client 'Nice' has no training images: expected .*Nice/train/<class>"):
+        make(root, tmp_path).setup()
+
+
+def test_a_config_from_fit_to_predictions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [f"{part}/{label}" for part in ("train", "test") for label in "xy"]
+    write(tmp_path / "photos", *(f"{name}/{folder}" for name in ("Lyon", "Metz", "Nice") for folder in folders))
+    options = {"root": "photos", "novel_clients": 1, "cache_dir": "cache", "image_size": 8}
+    config = {
+        "run_dir": "run",
+        "model": {"method": "FedPer", "encoder": "mlp", "seed": 0},
+        "data": {"class_path": "ClientFolders", "init_args": options},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu"},
+    }
+    (tmp_path / "photos.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", "photos.yaml"])
+    last = ["--config", "photos.yaml", "--ckpt_path", "last"]
+    main(["fit", *last, "--trainer.max_epochs", "2"])
+    rows = (tmp_path / "run/version_0/clients.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows] == ["name", "Lyon", "Metz", "Nice"]
+    main(["export", *last, "--output", "models"])
+    main(["predict", *last, "--client", "Nice", "--inputs", "photos/Nice/test/x"])
+    main(["predict", "--exported", "models/client_2.pt", "--inputs", "photos/Nice/test/x"])
+    own, exported = (tmp_path / folder for folder in ("run/version_0/predictions", "predictions"))
+    assert (own / "client_2_x.csv").read_text() == (exported / "client_2_x.csv").read_text()
