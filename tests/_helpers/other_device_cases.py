@@ -68,6 +68,36 @@ def without_double(_: Path) -> dict[str, Any]:
     return failed
 
 
+def augmented(_: Path) -> dict[str, Any]:
+    """Launches and blocking copies to the device of a second epoch of stacked steps, with and without augmentation."""
+    found, compute = {}, other_device.compute
+    for name, augment in (("plain", False), ("augmented", [RandomCrop(padding=1), RandomFlip()])):
+        counts = []
+        for epochs in (1, 2):
+            launches, blocking = 0, 0
+
+            def counted(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+                nonlocal launches, blocking
+                result = compute(func, args, kwargs)
+                copies = str(func) in ("aten._to_copy.default", "aten.copy_.default")
+                if isinstance(result, other_device.DeviceTensor) and not func.is_view and "empty" not in str(func):
+                    launches += 1
+                    waits = not kwargs.get("non_blocking") and not any(one is True for one in args[2:])
+                    source = args[1] if str(func) == "aten.copy_.default" else args[0]
+                    blocking += copies and waits and type(source) is torch.Tensor
+                return result
+
+            other_device.compute = counted
+            federation = Federation(partial(FedAvg, lr=0.02, epochs=epochs), "mlp", engine=ENGINES["vectorized"]())
+            trainer = toy.quiet_trainer(1, FederatedLoop(), limit_val_batches=0, **ON)
+            with other_device.OtherDevice():
+                trainer.fit(federation, datamodule=digits(augment=augment))
+            other_device.compute = compute
+            counts.append((launches, blocking))
+        found[name] = [two - one for one, two in zip(*counts, strict=True)]
+    return found
+
+
 def fed(method: type = FedPAC, **options: Any) -> Federation:
     return Federation(partial(method, lr=0.02, epochs=1, **options), encoder="small_cnn")
 
@@ -171,7 +201,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     other_device.install()
     with tempfile.TemporaryDirectory() as folder:
-        functions = {"without_double": without_double, "resumed": resumed, "inspected": inspected, "drop_in": drop_in}
+        functions = {
+            "augmented": augmented,
+            "without_double": without_double,
+            "resumed": resumed,
+            "inspected": inspected,
+            "drop_in": drop_in,
+        }
         found = under(case) if case in ENGINES else functions[case](Path(folder))
     print(json.dumps({"found": found, "products": other_device.products}))
 

@@ -40,6 +40,13 @@ def test_methods(engine):
     assert result["products"]["device"] > 1000  # so that it was used
 
 
+def test_an_augmented_stack_waits_for_no_copy_and_takes_hardly_more_launches():
+    found = result_of("augmented")["found"]
+    assert max(found["plain"][1], found["augmented"][1]) <= 0  # blocking copies; the first run has some once
+    assert found["plain"][0] > 100
+    assert found["augmented"][0] <= 1.3 * found["plain"][0]
+
+
 @pytest.mark.repeated
 def test_no_method_needs_double_precision_on_the_device():
     """As on Apple's MPS: what is summed in double is summed on the CPU."""
