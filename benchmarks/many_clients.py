@@ -3,16 +3,18 @@
     python benchmarks/many_clients.py
     python benchmarks/many_clients.py --engine vectorized --methods LocalOnly --clients 100 1000 --picture none
 
-Random vectors of 32 numbers, 20 for training and 20 for tests a client, an encoder of 12,480 parameters (mlp), one
-epoch in batches of 10: a local fit is so short that whatever grows with the number of clients shows. Against the number
-of clients the cohort is fixed, against the cohort the number of clients. After each round a fixed sample of 50 clients
-is evaluated. FedAvg has nothing personal, FedPer a head, LocalOnly everything.
+Random vectors of 32 numbers, 20 a client for training, at most 200,000 for tests, of which each client has 20, an
+encoder of 12,480 parameters (mlp), one epoch in batches of 10: a local fit is so short that whatever grows with the
+number of clients shows. Against the number of clients the cohort is fixed, against the cohort the number of clients.
+After each round a fixed sample of 50 clients is evaluated. FedAvg has nothing personal, FedPer a head, LocalOnly
+everything.
 
 Each point runs in a process of its own, since memory is a process's. Seconds a round (training and aggregation) and
-seconds of its evaluation are medians over the rounds after the first. Start-up is from the call of fit to the first
-round: most of it divides the data. Memory is the resident set at the end, over that before the data were there; the
-data themselves are in it. The checkpoint is that of the last round: with a personal part it has a row for every client
-that took part until then.
+seconds of its evaluation are medians over the rounds after the first. Start-up is from the call of fit, when the data
+are there as tensors, to the first round: most of it divides the data. With ``--datasets`` they are TensorDatasets.
+Memory is the growth of the resident set beside the data, from before the call to the end; all of the index lists are
+in it. The checkpoint is that of the last round: with a personal part it has a row for every client that took part until
+then.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any
 
 ENGINES = {"sequential": "SequentialEngine", "vectorized": "VectorizedEngine", "ray": "RayEngine"}
 METHODS = ("FedAvg", "FedPer", "LocalOnly")
-SAMPLES, WIDTH, CLASSES, EVALUATED = 20, 32, 10, 50
+SAMPLES, WIDTH, CLASSES, EVALUATED, TESTS = 20, 32, 10, 50, 200_000
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,16 @@ class Cost:
         round: Seconds of a round's training and aggregation.
         evaluation: Seconds of the evaluation after it.
         start: Seconds until the first round.
-        memory: Growth of the resident set, in MB.
-        data: What of it the samples themselves are, in MB.
+        work: Seconds of a processor in this time, which other jobs on the machine change less.
+        memory: Growth of the resident set beside the data, in MB.
+        data: What the samples themselves are, in MB.
         checkpoint: Size of the last checkpoint, in MB.
     """
 
     round: float
     evaluation: float
     start: float
+    work: float
     memory: float
     data: float
     checkpoint: float
@@ -89,29 +93,34 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
     """Run the rounds of one point in this process."""
     import lightning as L
     import torch
+    from torch.utils.data import TensorDataset
 
     from pfl_lightning import Federation, methods
     from pfl_lightning.callbacks import FederatedLoop
-    from pfl_lightning.datamodules import IID, FederatedDataModule, Samples
+    from pfl_lightning.datamodules import IID, FederatedDataModule, FromDatasets, Samples
     from pfl_lightning.state.checkpoints import AtomicCheckpointIO
 
     class RandomVectors(FederatedDataModule):
         """Vectors without meaning."""
 
         def load(self) -> Samples:
-            number = point.clients * SAMPLES
-            inputs = torch.randn(2 * number, WIDTH, generator=torch.Generator().manual_seed(0))
-            labels = torch.arange(2 * number) % CLASSES
-            names = tuple(str(label) for label in range(CLASSES))
-            return Samples(inputs[:number], labels[:number], names, inputs[number:], labels[number:])
+            return Samples(*train, tuple(str(label) for label in range(CLASSES)), *test)
+
+    def vectors(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        some = torch.randn(min(number, TESTS), WIDTH, generator=torch.Generator().manual_seed(number))
+        inputs = torch.empty(number, WIDTH)
+        for piece in inputs.split(len(some)):
+            piece.copy_(some[: len(piece)])
+        return inputs, torch.arange(number) % CLASSES
 
     class Clock(L.Callback):
         """Timer of rounds and evaluations."""
 
         def __init__(self) -> None:
-            self.times: dict[str, list[float]] = {"round": [], "trained": [], "evaluated": []}
+            self.times: dict[str, list[float]] = {"work": [], "round": [], "trained": [], "evaluated": []}
 
         def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            self.times["work"].append(time.process_time())
             self.times["round"].append(time.perf_counter())
 
         def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -127,8 +136,13 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
     torch.set_num_threads(args.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     engine = make_engine(args.engine)
+    train, test = (vectors(number) for number in (point.clients * SAMPLES, min(point.clients * SAMPLES, TESTS)))
     before = resident()
-    data = RandomVectors(IID(point.clients), 10, validation_share=0.0)
+    options: dict[str, Any] = {"batch_size": 10, "validation_share": args.validation_share}
+    data: FederatedDataModule = RandomVectors(IID(point.clients), **options)
+    if args.datasets:
+        datasets = {"train": TensorDataset(*train), "test": TensorDataset(*test)}
+        data = FromDatasets(IID(point.clients), **datasets, **options)
     method = partial(getattr(methods, point.method), lr=0.01, epochs=1)
     federation = Federation(method, "mlp", engine, seed=0, client_state_memory_gb=args.client_state_memory_gb)
     clock = Clock()
@@ -143,7 +157,7 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
         plugins=[AtomicCheckpointIO()],
         callbacks=[FederatedLoop(point.cohort, eval_cohort=min(EVALUATED, point.clients)), clock],
     )
-    start = time.perf_counter()
+    start, work = time.perf_counter(), time.process_time()
     trainer.fit(federation, datamodule=data)
     memory = resident() - before
     with tempfile.TemporaryDirectory() as folder:
@@ -153,8 +167,9 @@ def measure(point: Point, args: argparse.Namespace) -> Cost:
         round=clock.median("round", "trained"),
         evaluation=clock.median("trained", "evaluated"),
         start=clock.times["round"][0] - start,
+        work=clock.times["work"][0] - work,
         memory=memory / 1e6,
-        data=2 * point.clients * SAMPLES * (WIDTH * 4 + 8) / 1e6,
+        data=sum(part.nbytes for part in (*train, *test)) / 1e6,
         checkpoint=checkpoint / 1e6,
     )
 
@@ -183,7 +198,7 @@ def draw(costs: dict[Point, Cost], series: Sequence[tuple[str, str, list[Point]]
     from matplotlib.figure import Figure
 
     panels = {"round": "s a round", "start": "s until the first round", "memory": "memory, MB", "checkpoint": "MB"}
-    titles = ("round", "start-up", "growth of the resident set", "checkpoint")
+    titles = ("round", "start-up", "memory beside the data", "checkpoint")
     figure = Figure(figsize=(13, 6), layout="constrained")
     grid = figure.subplots(len(series), len(panels), squeeze=False)
     for axes, (axis, fixed, points) in zip(grid, series, strict=True):
@@ -193,8 +208,6 @@ def draw(costs: dict[Point, Cost], series: Sequence[tuple[str, str, list[Point]]
                 x = [getattr(point, axis) for point in own]
                 panel.plot(x, [getattr(costs[point], name) for point in own], marker="o", label=method)
             panel.set(xscale="log", xlabel=f"{axis} ({fixed})", ylabel=label, title=title, ylim=(0, None))
-            panel.set_xticks(x, [f"{value:,}" for value in x], minor=False)
-            panel.minorticks_off()
             panel.grid(alpha=0.3)
     grid[0][0].legend()
     Path(args.picture).parent.mkdir(parents=True, exist_ok=True)
@@ -206,12 +219,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="sequential", choices=ENGINES)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000], help="at the fixed cohort")
+    numbers = [100, 1000, 10_000, 100_000, 1_000_000]
+    parser.add_argument("--clients", type=int, nargs="+", default=numbers, help="at the fixed cohort")
     parser.add_argument("--fixed-cohort", type=int, default=50)
     parser.add_argument("--cohorts", type=int, nargs="*", default=[10, 50, 200], help="at the fixed number of clients")
     parser.add_argument("--fixed-clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--validation-share", type=float, default=0.0)
+    parser.add_argument("--datasets", action="store_true", help="the data are TensorDatasets, read by FromDatasets")
     parser.add_argument("--client-state-memory-gb", type=float, default=4.0, help="0 keeps all client states on disk")
     parser.add_argument(
         "--picture", default="docs/images/cost_curves.png", help="path of the figure; none for no figure"
@@ -229,9 +245,11 @@ def main() -> None:
     series = [(axis, fixed, points) for axis, fixed, points in series if points]
     print(f"{date.today()}, {platform.machine()}, {args.threads} threads, engine {args.engine}, {args.rounds} rounds\n")
     print(
-        "| method | clients | cohort | s a round | s of evaluation | start-up, s | memory, MB (data) | checkpoint, MB |"
+        "| method | clients | cohort | start-up, s (of a processor) | data, MB "
+        "| memory beside them, MB | of it for 1,000 clients, MB "
+        "| s a round | s of evaluation | checkpoint, MB |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     costs: dict[Point, Cost] = {}
     for _, _, points in series:
         for point in points:
@@ -239,8 +257,9 @@ def main() -> None:
                 continue
             cost = costs[point] = in_its_own_process(point)
             print(
-                f"| {point.method} | {point.clients:,} | {point.cohort} | {cost.round:.3f} | {cost.evaluation:.3f} "
-                f"| {cost.start:.2f} | {cost.memory:.0f} ({cost.data:.0f}) | {cost.checkpoint:.2f} |",
+                f"| {point.method} | {point.clients:,} | {point.cohort} | {cost.start:.2f} ({cost.work:.2f}) "
+                f"| {cost.data:,.0f} | {cost.memory:,.0f} | {1000 * cost.memory / point.clients:.2f} "
+                f"| {cost.round:.3f} | {cost.evaluation:.3f} | {cost.checkpoint:.2f} |",
                 flush=True,
             )
     if args.picture != "none":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -12,12 +13,16 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError, FederationError
 from pfl_lightning.messages import State
 
 __all__ = ["ClientStates", "Journal", "spill_to_disk"]
+
+SAID_GB = 1.0
+"""Gigabytes (10^9 bytes) from which a federation says before its first round where the clients' states are kept."""
 
 
 class Journal:
@@ -278,7 +283,7 @@ class ClientStates:
 
 
 def spill_to_disk(limit_gb: float | None, stores: Sequence[ClientStates], folder: str | None = None) -> None:
-    """Move all stores to disk if together they can outgrow a limit.
+    """Move all stores to disk if together they can outgrow a limit; say where they are if they can be large.
 
     Args:
         limit_gb: Limit in gigabytes (10^9 bytes), compared with the rows of all clients together; ``None`` for no
@@ -300,7 +305,21 @@ def spill_to_disk(limit_gb: float | None, stores: Sequence[ClientStates], folder
         >>> store.on_disk
         True
     """
-    if limit_gb is not None and sum(store.most_bytes for store in stores) > limit_gb * 1e9:
-        for store in stores:
-            if store.most_bytes:
-                store.move_to_disk(folder)
+    most, folder = sum(store.most_bytes for store in stores), folder or tempfile.gettempdir()
+    to_disk = limit_gb is not None and most > limit_gb * 1e9
+    for store in stores if to_disk else ():
+        if store.most_bytes:
+            store.move_to_disk(folder)
+    if most < SAID_GB * 1e9:
+        return
+    said = f"what the clients store can grow to {most / 1e9:,.3g} GB, as they train, and is kept in "
+    free = shutil.disk_usage(folder).free if to_disk else most
+    said += f"files in {folder}, where {free / 1e9:,.3g} GB are free" if to_disk else "memory"
+    if free < most:
+        warnings.warn(
+            f"{said}: not enough for all clients. Give the Federation a spill_dir with more space, take fewer "
+            "clients, or a method that keeps less for each",
+            stacklevel=2,
+        )
+    else:
+        rank_zero_info(said)

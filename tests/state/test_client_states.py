@@ -5,6 +5,7 @@ import copy
 import os
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -276,3 +277,23 @@ def test_all_stores_together_count(tmp_path, limit, expected):
     stores = two_stores()
     spill_to_disk(limit, stores, str(tmp_path))
     assert [store.on_disk for store in stores] == [expected, expected, False]
+
+
+def test_where_large_states_are_kept_is_said_before_any_is(tmp_path, monkeypatch, caplog, recwarn):
+    def said(limit, clients=10**6, free=10**14):
+        caplog.clear()
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+        spill_to_disk(limit, [ClientStates({"w": torch.zeros(12_480)}, clients)], str(tmp_path))
+        return caplog.text
+
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patched:  # files of many gigabytes are sparse, but not on every file system
+        patched.setattr(ClientStates, "move_to_disk", lambda store, folder: None)
+        assert f"can grow to 49.9 GB, as they train, and is kept in files in {tmp_path}, where 1e+05 GB are" in said(
+            4.0
+        )
+        assert "can grow to 49.9 GB, as they train, and is kept in memory" in said(None)
+        assert said(4.0, clients=20_000) == ""
+        assert not recwarn.list
+        with pytest.warns(UserWarning, match="where 30 GB are free: not enough for all clients. Give .* a spill_dir"):
+            said(4.0, free=30 * GIGABYTE)
