@@ -12,7 +12,8 @@ A :class:`FederatedDataModule` holds one data set as tensors. A :class:`Partitio
 - ``partition/``: partition rules (:class:`IID`, :class:`DirichletOverClients`, ...), partition files and figures.
 - ``clients/``: the clients' splits, batches, views and normalization.
 - ``augmentation/``: random augmentation of whole batches.
-- ``counting``: integer arithmetic that the partition rules share.
+- ``counting``: integer arithmetic that the partition rules share, and index lists of all clients in one array.
+- ``draws``: random draws of many clients at once.
 
 Example:
     >>> from pfl_lightning.datamodules import Digits, DirichletOverClients
