@@ -18,6 +18,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "generated_pages",  # docs/_ext: the API reference and the page of hyper-parameters
+    "leakage",  # docs/_ext: what updates tell, on the pages of methods
     "docstrings",  # docs/_ext: cross-references, formulas in plain text
 ]
 exclude_patterns = ["_ext"]

@@ -24,13 +24,13 @@ State = Mapping[str, Tensor]
 """A named part of a model's state: parameter or buffer names to tensors."""
 
 TELLS = (
-    *("weights", "class counts", "label presence", "class means", "class covariances", "class scores"),
+    *("weights", "class counts", "label presence", "class means", "class sums", "class covariances", "class scores"),
     *("feature mean", "feature variance", "feature products", "public scores"),
     *("amount of work", "quality of fit", "choice"),
 )
 """What fields of updates may tell: trained weights or their change; per class the number of samples, whether there are
-any, the mean, the covariance and the mean scores; mean, variance and products of all features; scores of public
-samples; how much was computed; how well models fit; which of several models was chosen."""
+any, the mean, the sum, the covariance and the mean scores; mean, variance and products of all features; scores of
+public samples; how much was computed; how well models fit; which of several models was chosen."""
 
 WEIGHTS = "weights"
 STATISTICS = "statistics"

@@ -41,7 +41,7 @@ class SphereFedUpdate(ClientUpdate):
     gram: Tensor | None = statistics_field(
         shape="w w", floating=True, covariance=True, default=None, tells="feature products"
     )
-    products: Tensor | None = statistics_field(shape="w C", floating=True, default=None, tells="feature products")
+    products: Tensor | None = statistics_field(shape="w C", floating=True, default=None, tells="class sums")
 
 
 class SphereFed(FederatedClient):
