@@ -41,8 +41,8 @@ SHOWS: dict[str, tuple[str, str, str, str]] = {
 """What each kind of content shows, by column; empty for nothing that is known."""
 
 NOTE = """Generated from the declarations of the fields, for the method's default options and without
-[privacy](../privacy.md). The number of samples comes with every update. "Can be inferred" is what attacks on updates are
-known to recover; an empty cell promises nothing.
+[privacy](../privacy.md). The number of samples comes with every update. "Can be inferred" is what attacks on updates
+are known to recover; an empty cell promises nothing.
 """
 
 
