@@ -105,20 +105,22 @@ def costs(rounds: int) -> None:
     print(f"at most {1 + LIMIT}: {'yes' if all(good) else 'NO'}")
 
 
-def utility(rounds: int, multipliers: list[float]) -> None:
+METHODS: dict[str, Any] = {
+    "FedAvg": partial(FedAvg, lr=0.02),
+    "FedPer": partial(FedPer, lr=0.02),
+    "FedPAC": partial(FedPAC, lr=0.02, combination=False),
+    "FedProto": partial(FedProto, lr=0.02),
+}
+
+
+def utility(names: list[str], rounds: int, multipliers: list[float]) -> None:
     """Print mean test accuracies by epsilon: 100 clients of two classes each, half of them in a round."""
     os.environ.setdefault("PFL_PRIVACY_SEED", "0")  # these data are no secret
-    methods = {
-        "FedAvg": partial(FedAvg, lr=0.02),
-        "FedPer": partial(FedPer, lr=0.02),
-        "FedPAC": partial(FedPAC, lr=0.02, combination=False),
-        "FedProto": partial(FedProto, lr=0.02),
-    }
     print("| method | without | " + " | ".join(f"z = {z:g}" for z in multipliers) + " |")
-    for name, method in methods.items():
+    for name in names:
         row = []
         for privacy in (None, *(ClientPrivacy(z, clip_norm=0.5, class_norm=1.0) for z in multipliers)):
-            federation = Federation(method, "mlp", engine=VectorizedEngine(), seed=0, privacy=privacy)
+            federation = Federation(METHODS[name], "mlp", engine=VectorizedEngine(), seed=0, privacy=privacy)
             loop = FederatedLoop(0.5)
             trainer = L.Trainer(max_epochs=rounds, limit_val_batches=0, callbacks=[loop], **QUIET)
             data = Digits(batch_size=10, seed=0, partition=ClassesPerClient(100, 2))
@@ -134,13 +136,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--utility", action="store_true")
     parser.add_argument("--rounds", type=int, help="3 for the cost, 20 for accuracies")
-    parser.add_argument("--multipliers", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0])
+    parser.add_argument("--multipliers", type=float, nargs="+", default=[1.0, 2.0, 4.0])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     print(f"{date.today()}, {platform.processor() or platform.machine()}, torch {torch.__version__}")
     if options.utility:
-        utility(options.rounds or 20, options.multipliers)
+        utility(options.methods, options.rounds or 20, options.multipliers)
     else:
         costs(options.rounds or 3)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -63,7 +64,9 @@ def described_server(method: type[FederatedClient]) -> Aggregator:
     """A server of the method with its default options."""
     encoder: Any = _Adapted() if method in methods.ADAPTER_METHODS else nn.Sequential(nn.Linear(6, 8), nn.Tanh())
     encoder.out_features = 8
-    client: Any = method(encoder, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of this encoder
+        client: Any = method(encoder, 5)
     server: Aggregator = client.configure_aggregator(3)
     return server
 

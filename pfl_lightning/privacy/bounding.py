@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -134,7 +134,7 @@ def _trained(server: Aggregator, client: FederatedClient) -> tuple[str, ...]:
 def contribution(
     layout: Layout, update: ClientUpdate, sent: Broadcast, clip_norm: float, class_norm: float
 ) -> tuple[dict[str, Tensor], bool]:
-    """What a client adds to the sums, in single precision at least.
+    """What a client adds to the sums, in single precision at least; class statistics are on the CPU, as in servers.
 
     Args:
         layout: What the update holds.
@@ -153,7 +153,7 @@ def contribution(
     parts = {f"weights.{name}": change.mul_(scale) for name, change in changes.items()}
     if not layout.by_class:
         return parts, norm <= clip_norm
-    whole = layout.classes is None
+    whole, update = layout.classes is None, replace(update, weights={}).with_tensors(torch.Tensor.cpu)
     classes = getattr(update, str(layout.counts)).nonzero().flatten() if whole else getattr(update, str(layout.classes))
     parts[PRESENCE] = classes.new_zeros(layout.num_classes, dtype=torch.float32).index_fill_(0, classes, 1)
     for name in layout.rows:

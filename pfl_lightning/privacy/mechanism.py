@@ -126,7 +126,7 @@ class PrivacyMechanism:
         """
         multiplier, bounds = self.multiplier(), self.layout.bounds(self.clip_norm, self.options.class_norm)
         generator = seeded_generator(self._secret, Purpose.PRIVATE_NOISE, self.rounds)
-        for name, shape, device in self._shapes(server, sent):
+        for name, shape, device in self._shapes(sent):
             total = self._sum(name, torch.empty(shape, device=device))
             deviation = multiplier * bounds[name.partition(".")[0]]
             total += deviation * torch.randn(shape, generator=generator, dtype=torch.float64).to(total.device)
@@ -141,15 +141,15 @@ class PrivacyMechanism:
         self.begin()
         return update
 
-    def _shapes(self, server: Aggregator, sent: Broadcast) -> list[tuple[str, tuple[int, ...], torch.device]]:
+    def _shapes(self, sent: Broadcast) -> list[tuple[str, tuple[int, ...], torch.device]]:
         """Sums of a round by name, with shapes and devices, also where nobody took part."""
-        layout, device = self.layout, next((t.device for t in server.buffers()), torch.device("cpu"))
-        found = [(f"weights.{n}", tuple(sent.weights[n].shape), sent.weights[n].device) for n in layout.weights]
+        layout, cpu = self.layout, torch.device("cpu")
         classes, width = layout.num_classes, layout.width
-        found += [(PRESENCE, (classes,), device)] if layout.by_class else []
-        found += [(name, (classes, width), device) for name in layout.rows]
+        found = [(f"weights.{n}", tuple(sent.weights[n].shape), sent.weights[n].device) for n in layout.weights]
+        found += [(PRESENCE, (classes,), cpu)] if layout.by_class else []
+        found += [(name, (classes, width), cpu) for name in layout.rows]
         if layout.covariances is not None:
-            found.append((layout.covariances, (classes, width * (width + 1) // 2), device))
+            found.append((layout.covariances, (classes, width * (width + 1) // 2), cpu))
         return found
 
     # ------------------------------------------------------------------ what it has spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import warnings
@@ -26,7 +27,8 @@ from pfl_lightning import Federation, SequentialEngine, TrainerEngine, Vectorize
 from pfl_lightning.callbacks import FederatedLoop, Inspection, ResultsWriter
 from pfl_lightning.datamodules import Digits, DominantClasses, RandomCrop, RandomFlip, RandomRotation
 from pfl_lightning.functional import numerics
-from pfl_lightning.methods import FedAvg, FedPAC
+from pfl_lightning.methods import DCPFL, FedAvg, FedPAC, FedProto
+from pfl_lightning.privacy import ClientPrivacy
 
 ENGINES: dict[str, Callable[[], Any]] = {
     "sequential": SequentialEngine,
@@ -195,6 +197,20 @@ def drop_in(folder: Path) -> dict[str, Any]:
     return {"difference": max(abs(one - other) for one, other in zip(*metrics, strict=True))}
 
 
+def private(folder: Path) -> dict[str, float]:
+    """Rounds with privacy: the largest difference of any tensor."""
+    os.environ["PFL_PRIVACY_SEED"] = "17"
+    store, far = {"privacy": ClientPrivacy(0.5)}, [0.0]
+    for method in (FedAvg, partial(FedPAC, combination=False), FedProto, DCPFL):
+        made = partial(method, lr=0.01, epochs=1)
+        here = toy.run(made, 2, loop=FederatedLoop(0.5), store=store)
+        with other_device.OtherDevice():
+            there = toy.run(made, 2, loop=FederatedLoop(0.5), store=store, **ON)
+        states = toy.whole_state(here), toy.whole_state(there)
+        far += [(states[0][n].double() - states[1][n].double()).abs().max().item() for n in states[0]]
+    return {"difference": max(far)}
+
+
 def main() -> None:
     """Run a case; the last line that is printed is its result."""
     (case,) = sys.argv[1:]
@@ -207,6 +223,7 @@ def main() -> None:
             "resumed": resumed,
             "inspected": inspected,
             "drop_in": drop_in,
+            "private": private,
         }
         found = under(case) if case in ENGINES else functions[case](Path(folder))
     print(json.dumps({"found": found, "products": other_device.products}))

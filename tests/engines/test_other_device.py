@@ -54,7 +54,7 @@ def test_no_method_needs_double_precision_on_the_device():
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("case", ["resumed", "drop_in", "inspected"])
+@pytest.mark.parametrize("case", ["resumed", "drop_in", "inspected", "private"])
 def test_runs(case):
     result = result_of(case)
     assert result["found"]["difference"] <= ROUNDING
