@@ -56,6 +56,7 @@ class RoundProgress(L.Callback):
         seconds, up, down = (now - before for now, before in zip(totals, self._before, strict=True))
         self._before, self._summary = totals, {}
         parts = [f"{seconds:.2f} s"]
+        parts += [] if loop_of(trainer).clock is None else [f"simulated until {loop_of(trainer).clock:.6g} s"]
         parts += [] if math.isnan(loss) else [f"loss {loss:.4g}"]
         neighbors = bool(summary) and pl_module.clients.models[0].uses_knn_evaluation()
         for part, prefix in (("validation", "val_"), ("test", "test_")):

@@ -133,7 +133,7 @@ class ResultsWriter(L.Callback):
         loss = loop.loss if math.isfinite(loop.loss) else None
         known = (further or {}).items()
         means = {part: {name: mean_of(own) for name, own in values.items() if own} for part, values in known}
-        entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation, means)
+        entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation, means, loop.clock)
         self.history = [row for row in self.history if row.round < round] + [entry]
         return entry
 

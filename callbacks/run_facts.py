@@ -75,6 +75,7 @@ def counts(loop: RoundLoop | None, federation: Federation, evaluated_clients: in
             "down_by_kind": dict(down),
         },
         "seconds": seconds,
+        **({} if loop is None or loop.clock is None else {"simulated_seconds": loop.clock}),
         "seconds_per_round": seconds / rounds if rounds and seconds is not None else None,
         **({} if federation.mechanism is None else {"privacy": federation.mechanism.facts()}),
     }

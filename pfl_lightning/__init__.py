@@ -18,6 +18,7 @@ What a method is made of
 What a run is made of
 ``federation``, ``round``                the LightningModule; one round
 ``data``, ``fit``                        what clients have; what a local fit knows, is given and gives
+``devices``, ``simulation``              how fast clients are and when they are there; simulated time
 ``state``, ``seeding``                   states and checkpoints; seeds by purpose
 ``metrics``, ``class_metrics``           accuracies of clients and their summary; further metrics, of torchmetrics
 Throughout

@@ -9,10 +9,11 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, NoSuchClientError
+from pfl_lightning.names import did_you_mean
 
 __all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "SplitSource", "TwoViews", "checked_length"]
-__all__ += ["class_of_batch", "names_of", "to_device", "usual_augmentations"]
+__all__ += ["class_of_batch", "client_number", "names_of", "to_device", "usual_augmentations"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
@@ -159,6 +160,22 @@ def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:
             "own data modules have; a project's own transforms apply without it"
         )
     return found
+
+
+def client_number(data: FederatedData, client: int | str) -> int:
+    """The number of a client that is called by its number, or by its name where the data have ``client_names``.
+
+    Raises:
+        NoSuchClientError: There is no such client; it says which there are.
+    """
+    names = names_of(data)
+    number: Any = names.index(client) if client in names else client
+    if isinstance(number, str) and number.isdecimal():  # of a command line
+        number = int(number)
+    if isinstance(number, str) or not 0 <= number < data.num_clients:
+        known = f"0 to {data.num_clients - 1}" + (f", or {names[0]!r} to {names[-1]!r}" if names else "")
+        raise NoSuchClientError(f"there is no client {client}{did_you_mean(str(client), names)}; clients are {known}")
+    return int(number)
 
 
 def checked_length(dataset: Sized, what: str) -> int:

@@ -22,6 +22,7 @@ from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.notices import named_clients, shown_before
 from pfl_lightning.privacy.mechanism import PrivacyMechanism
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
+from pfl_lightning.simulation import Simulation, StragglerError
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.image import Growth, Snapshot
 from pfl_lightning.state.update_norms import Norms, UpdateGuard
@@ -75,6 +76,7 @@ class Round:
             updates wait for the next one, or for the end of the cohort.
         on_client_error: Whether an exception of a client's own code or data costs that client its round, ``"skip"``,
             or ends the run, ``"raise"``, as it does before a first good round.
+        simulated: What a simulation says of who drops out and is late; ``None`` without one.
         fits: Results of the engine, which takes its tasks from :meth:`broadcasts`; set by
             :meth:`~pfl_lightning.federation.Federation.begin_round`, since the engine needs the round first.
         mechanism: Takes the updates in the place of the server, and gives it one that stands for all of them; ``None``
@@ -92,6 +94,7 @@ class Round:
     guard: UpdateGuard
     on_client_error: str = "skip"
     mechanism: PrivacyMechanism | None = None
+    simulated: Simulation | None = None
     results: list[FitResult] = field(default_factory=list)
     fits: Iterator[FitResult] = field(init=False, repr=False)
     _sent: dict[int, Broadcast] = field(default_factory=dict, init=False, repr=False)
@@ -104,6 +107,8 @@ class Round:
         if self.number == 0 and self.clients.resume_states is not None:
             self.clients.resume_states.clear()  # a Trainer that starts at round 0 resumes no schedules
         for client in self.cohort:
+            if self.simulated is not None and client in self.simulated.left_out:
+                continue
             broadcast = self.server.broadcast(client, self.number)
             if not isinstance(broadcast, Broadcast):
                 raise no_broadcast(self.server, broadcast)
@@ -111,6 +116,8 @@ class Round:
             self._sent[client] = broadcast
             model = self.clients.model_of(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)
+            if self.simulated is not None:
+                context = replace(context, max_steps=self.simulated.max_steps(client))
             resume_state = None if self.clients.resume_states is None else self.clients.resume_states.get(client)
             yield model, FitTask(context, broadcast, self.clients.stored(client), resume_state)
 
@@ -129,6 +136,10 @@ class Round:
         Raises:
             FederationError: Another client is next, or the cohort is at its end.
         """
+        simulated = self.simulated
+        if simulated is not None and client in simulated.left_out:
+            nothing = FitResult(client, self.number, None, {}, {}, 0.0)
+            return self._accept(nothing, None, StragglerError(client, self.number, simulated.left_out[client]))
         result = next(self.fits, None)
         if result is None or result.client != client:
             found = "the cohort is at its end" if result is None else f"client {result.client} is next in the cohort"
@@ -145,22 +156,49 @@ class Round:
             if not shown_before("traceback", error.reason):
                 whose = named_clients([client], names_of(self.data))
                 _log.warning("%s, round %d:\n%s", whose, self.number + 1, error.trace)
+        if error is None and simulated is not None:
+            error = simulated.fault(result)
+        return self._accept(result, sent, error)
+
+    def _accept(self, result: FitResult, sent: Broadcast | None, error: FederationError | None) -> FitResult:
+        """Check the update of a fit, unless that has failed, and pass it on to the server."""
         if error is None:
             try:
                 self._check(result)
             except Exception as refused:
                 error = self._refusal(result, refused)
         self.results.append(replace(result, update=None, personal={}, error=error, resume_state=None))
-        if error is not None:
-            warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=2)
+        if error is not None or sent is None:
+            if error is not None and not isinstance(error, StragglerError):
+                warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=3)
             return self.results[-1]
         assert result.update is not None
+        place, simulated = len(self.results) - 1, self.simulated
+        if simulated is not None and result.client in simulated.overdue:
+            self.results[-1] = replace(self.results[-1], error=simulated.put_off(result, sent))
+            return self.results[-1]
         norms, enough = self.guard.norms(result.update, sent)
-        place = len(self.results) - 1
+        enough = enough and (simulated is None or not simulated.waits)
         self._waiting.append(_Waiting(result if enough else result.with_own_state(), sent, norms, place))
         if enough:
             self._receive_waiting()
         return self.results[-1]
+
+    def _settle(self, simulated: Simulation) -> None:
+        """Keep of the updates that wait the first ones that are wanted; take those of earlier rounds that have come."""
+        first, waiting, self._waiting = simulated.first(), self._waiting, []
+        for each in waiting:
+            if each.result.client in first:
+                self._waiting.append(each)
+            else:
+                self.guard.remove(each.norms)
+                error = simulated.put_off(each.result, each.sent)
+                self.results[each.place] = replace(self.results[each.place], error=error)
+        for late in simulated.end_round():
+            sent = self.server.broadcast(late.update["client"], self.number)
+            result = late.result(self.server.update_class, sent, simulated.discount)
+            self._accept(result, sent, None)
+            self.traffic.up.subtract(result.update.bytes_by_kind() if result.update else {})  # counted with its fit
 
     @property
     def _has_good_round(self) -> bool:
@@ -256,6 +294,8 @@ class Round:
         Raises:
             FederationError: A first round has fewer updates; it names the errors of the clients.
         """
+        if self.simulated is not None:
+            self._settle(self.simulated)
         self._receive_waiting()
         errors = [result.error for result in self.results if result.error is not None]
         count = len(self.results) - len(errors)
@@ -265,6 +305,9 @@ class Round:
                 f"{count} of {len(self.results)} updates can be aggregated, min_clients is {min_clients}. "
                 f"{'; '.join(map(self._told, errors[:3]))}{more}"
             )
+            if self.simulated is not None and all(isinstance(error, StragglerError) for error in errors):
+                advice = "the next round follows; a later deadline, late='partial' or a larger cohort may help"
+                return self._undo(f"it is empty, {fault}", advice)._replace(fault=None)
             if not self._has_good_round:
                 raise FederationError(f"round {self.number + 1}: {fault}") from (errors[0] if errors else None)
             return self._undo(fault, "look at these clients, or lower min_clients")

@@ -79,6 +79,9 @@ class Purpose(StrEnum):
     """Noise of a round with privacy, by its secret seed."""
     TSNE = "t-SNE"
     """Start of the embedding of features in the plane."""
+    DEVICES = "devices"
+    """Simulated devices: how fast a client is (0), whether it is there in a round (1), whether it drops out (2), whom
+    the server asks in the places of others (3)."""
 
 
 class DataStream(IntEnum):

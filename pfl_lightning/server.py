@@ -208,6 +208,11 @@ class Aggregator(nn.Module):
         """
         return False
 
+    @property
+    def averages_models(self) -> bool:
+        """Whether updates hold models, of which the server takes the mean, and steps towards it."""
+        return bool(vars(next(cls for cls in type(self).__mro__ if "aggregate" in vars(cls))).get("averages"))
+
     def has_client_weights(self) -> bool:
         """Return whether aggregations set :attr:`aggregation_weights`: each client gets its own combination."""
         return False
@@ -305,9 +310,9 @@ class AveragingAggregator(Aggregator):
 
     def use_optimizer(self, client: FederatedClient, make: MakeOptimizer) -> None:
         """Let an optimizer take the steps towards the mean, from now on."""
-        own, state = next(cls for cls in type(self).__mro__ if "aggregate" in vars(cls)), self.weights.as_state()
+        state = self.weights.as_state()
         trained = [n for n, p in client.named_parameters(remove_duplicate=False) if p.requires_grad and n in state]
-        if not vars(own).get("averages") or not trained or self.server_optimizer is not None:
+        if not self.averages_models or not trained or self.server_optimizer is not None:
             super().use_optimizer(client, make)
         if not callable(make) or (inspect.isclass(make) and not issubclass(make, torch.optim.Optimizer)):
             raise ConfigurationError(
@@ -319,8 +324,7 @@ class AveragingAggregator(Aggregator):
 
     def takes_mean(self) -> bool:
         """Return whether updates are averaged as this class does, and the mean is where the server steps."""
-        own = next(cls for cls in type(self).__mro__ if "aggregate" in vars(cls))
-        return type(self).receive is AveragingAggregator.receive and bool(vars(own).get("averages"))
+        return type(self).receive is AveragingAggregator.receive and self.averages_models
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The global state, the same for every client."""

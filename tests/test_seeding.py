@@ -43,6 +43,7 @@ PURPOSES = {
     "PRIVATE_COHORT": "private cohort",
     "PRIVATE_NOISE": "private noise",
     "TSNE": "t-SNE",
+    "DEVICES": "devices",
 }
 STREAMS = ["RULE", "TEST", "VALIDATION", "POOL", "QUANTITY", "SHIFT", "NOVEL", "UNLABELED", "PUBLIC"]
 

@@ -18,6 +18,7 @@ from lightning.pytorch.plugins import CheckpointIO
 
 from pfl_lightning.callbacks import ArchitectureTable, FederatedLoop, Inspection, ResultsWriter, RoundProgress
 from pfl_lightning.callbacks.inspection import InspectionCallback
+from pfl_lightning.callbacks.stragglers import Stragglers
 from pfl_lightning.cli.allowed import check_names
 from pfl_lightning.cli.parser import (
     CLIParser,
@@ -102,6 +103,7 @@ class FederatedCLI(LightningCLI):
             ("engine", engines | None, None, "Engine of local fits; its options follow as --model.engine.NAME."),
             ("personalize", Personalization | None, None, "Personalization of every client after the training."),
             ("inspect", bool | Inspection | None, None, "Pictures and further scalars: true, or settings."),
+            ("stragglers", Stragglers | None, None, "Simulated seconds: clients that are slow, late or gone."),
         ):
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
         text = "Further metrics of clients: names, or import paths of torchmetrics' classes."
@@ -226,6 +228,7 @@ class FederatedCLI(LightningCLI):
         kwargs["plugins"] = self._configured("plugins")
         kwargs["callbacks"] = self._configured("callbacks")
         kwargs["callbacks"] += self._inspection(kwargs["callbacks"])
+        kwargs["callbacks"] += filter(None, [self.config_init[self.subcommand].stragglers])
         kwargs |= self._progress(kwargs["callbacks"], config.enable_progress_bar)
         if not any(isinstance(plugin, CheckpointIO) for plugin in kwargs["plugins"]):
             kwargs["plugins"].append(AtomicCheckpointIO())

@@ -215,7 +215,7 @@ class Engine(ABC):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
                     found = self._run_prepared(client, phase, context, environment, f"{Purpose.FIT}/{index}")
-                    context = replace(context, num_steps=context.num_steps + found.num_steps)
+                    context = context.after(found.num_steps, found.is_cut)
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
                 concluded = conclude(client, context, before)
@@ -229,6 +229,10 @@ class Engine(ABC):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> PhaseResult:
         enter_phase(client, phase)
+        if context.max_steps <= 0:
+            if client.user_module is not None and client.user_module.progress is not None:
+                client.user_module.progress.skip_phase()
+            return PhaseResult({}, 0, is_cut=phase.epochs > 0)
         whole = context.data
         context = replace(context, data=phase_data(client, phase, context))
         try:
@@ -254,6 +258,7 @@ class Engine(ABC):
         """Train ``client`` in place through one phase.
 
         Batch orders and augmentations are drawn from a generator seeded by (seed, round, client, ``purpose``).
+        ``max_steps`` of the context ends the phase early.
 
         Raises:
             NonFiniteLossError: The loss became NaN or infinite.

@@ -225,6 +225,8 @@ def fit_result(
         resume_state=resume_state,
         progress_bar_names=client.progress_bar_names,
         reductions=client.logged_reductions,
+        num_steps=context.num_steps,
+        is_cut=context.is_cut,
     )
 
 

@@ -86,6 +86,7 @@ class SequentialEngine(Engine):
         loader = context.data.loader(generator)
         length = sized_len(loader)
         most = math.inf if length is None else context.data.num_samples
+        is_cut = False  # by the fit's max_steps
         for entry in schedulers:
             advance(entry.scheduler, client, phase, context, phase.epochs * ((length or 0) if entry.every_step else 1))
         batches = getattr(loader, "batches", None)  # of several loaders, as a project's Trainer combines them
@@ -98,6 +99,8 @@ class SequentialEngine(Engine):
             for _ in range(phase.epochs):
                 module.on_train_epoch_start()
                 for index, batch in enumerate(loader if batches is None else batches()):
+                    if is_cut := len(taken) >= context.max_steps:
+                        break
                     if index >= most:  # every batch holds a sample
                         raise ConfigurationError(
                             f"{context.who}: its loader gives more batches in an epoch than it has samples, "
@@ -129,6 +132,8 @@ class SequentialEngine(Engine):
                     module.on_train_batch_end(output, batch, index)
                 module.on_train_epoch_end()
                 check_finite_losses(steps["loss"], context, phase)
+                if is_cut:
+                    break
                 for entry in schedulers:
                     if not entry.every_step:
                         entry.scheduler.step()
@@ -137,7 +142,7 @@ class SequentialEngine(Engine):
         skipped = [found for found in taken if found is not None]  # read once: a step would wait for the device
         if scaler is not None:
             client.loss_scale = json.dumps(scaler.state_dict()).encode()
-        return PhaseResult(means, len(taken) - (int(torch.stack(skipped).sum()) if skipped else 0))
+        return PhaseResult(means, len(taken) - (int(torch.stack(skipped).sum()) if skipped else 0), is_cut)
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor

@@ -114,7 +114,8 @@ class TrainerEngine(Engine):
         if watch.error is not None:
             raise watch.error
         losses = {name: float(torch.stack(values).float().mean()) for name, values in watch.steps.items()}
-        return PhaseResult(losses | {n: v for n, v in logged.items() if n not in watch.steps}, watch.count.num_steps)
+        logged = {n: v for n, v in logged.items() if n not in watch.steps}
+        return PhaseResult(losses | logged, watch.count.num_steps, watch.is_cut)
 
     def make_trainer(
         self,
@@ -186,13 +187,17 @@ def _copier(trainer: L.Trainer) -> Callable[[], Any]:
 
 
 class _Watch(L.Callback):
-    """Collects the loss terms and counts the steps; stops at the end of an epoch with a non-finite loss."""
+    """Collects the loss terms and counts the steps; stops at the fit's ``max_steps``, or after a non-finite loss."""
 
     def __init__(self, client: FederatedClient, context: FitContext, phase: Phase) -> None:
         self.client, self.context, self.phase = client, context, phase
         self.steps: dict[str, list[Tensor]] = {}
         self.error: NonFiniteLossError | None = None
         self.count = StepCount()
+        self.epochs, self.is_cut = 0, False
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.epochs += 1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.count = StepCount(trainer.optimizers)
@@ -220,6 +225,10 @@ class _Watch(L.Callback):
                 # Lightning divides the loss by the number of batches whose gradients are accumulated.
                 scale = trainer.accumulate_grad_batches if name == "loss" else 1
                 self.steps.setdefault(name, []).append(value.detach() * scale)
+        # Not by the Trainer's own limit, by which a module may lay out its schedules.
+        if self.count.num_steps >= self.context.max_steps:
+            self.is_cut = not (trainer.is_last_batch and self.epochs == self.phase.epochs)
+            trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         try:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, names_of
+from pfl_lightning.data import FederatedData, client_number, names_of
 from pfl_lightning.encoders import build_encoder
 from pfl_lightning.encoders.assignment import unwrapped
 from pfl_lightning.encoders.registry import find_encoder
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.federation.own_models import check_is_set_up, client_number
+from pfl_lightning.federation.own_models import check_is_set_up
 from pfl_lightning.names import method_named
 from pfl_lightning.notices import named_clients
 from pfl_lightning.seeding import torch_seed

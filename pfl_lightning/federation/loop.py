@@ -20,6 +20,7 @@ from pfl_lightning.federation.divergence import MAX_GROWTH, DivergenceGuard
 from pfl_lightning.names import described
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import Purpose, derive_seed
+from pfl_lightning.simulation import Simulation
 from pfl_lightning.state.update_norms import UpdateGuard
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class RoundLoop(L.Callback):
         self._in_round, self.aggregated, self._goes_on = False, True, True
         self._round: Round | None = None
         self._loaders = outer.RoundLoaders()
+        self.simulated: Simulation | None = None
         self._of_the_fit: dict[str, Any] | None = None  # the counters, while an evaluation has those of a checkpoint
 
     # ------------------------------------------------------------------ the cohort
@@ -142,7 +144,8 @@ class RoundLoop(L.Callback):
                     f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
                     "participating clients, from 0, which need not be their numbers where some clients are novel"
                 )
-            return [clients[place] for place in places]
+            sample = [clients[place] for place in places]
+            return sample if self.simulated is None else self.simulated.choose(round, sample, clients)
 
         data.cohort = cohort
         data.eval_clients = [clients[place] for place in self.sample_eval_clients(len(clients), pl_module.seed)]
@@ -154,6 +157,8 @@ class RoundLoop(L.Callback):
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have.
         """
+        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+        self.simulated = next((one.simulation for one in callbacks if hasattr(one, "simulation")), None)
         outer.go_on(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
         federation: Any = pl_module
         if federation.mechanism is not None:
@@ -224,6 +229,9 @@ class RoundLoop(L.Callback):
         self._before_round = dict(self.traffic.up), dict(self.traffic.down)
         self._in_round, self.aggregated = True, False
         self._round = federation.begin_round(self.traffic, self.updates, self.on_client_error)
+        if self.simulated is not None:
+            self.simulated.begin_round(self._round.number, self._round.cohort)
+            self._round.simulated = self.simulated
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -249,7 +257,7 @@ class RoundLoop(L.Callback):
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
         self.aggregated = True
-        metrics = self._round.metrics()
+        metrics = self._round.metrics() | ({} if self.clock is None else {"simulated/seconds": self.clock})
         if self._round.mechanism is not None:
             self._stop_in_budget(trainer, cast("Federation", pl_module), trainer.current_epoch + 1)
         self.loss = metrics.get("train/loss", math.nan)
@@ -270,6 +278,11 @@ class RoundLoop(L.Callback):
             self.guard.report(what, trainer.current_epoch, federation)
             trainer.should_stop = trainer.should_stop or self.stop_on_divergence
             self.guard.stopped = self.rounds if self.stop_on_divergence else 0
+
+    @property
+    def clock(self) -> float | None:
+        """Simulated seconds of the rounds that are over; ``None`` without a simulation."""
+        return None if self.simulated is None else self.simulated.clock
 
     @property
     def closed_traffic(self) -> tuple[dict[str, int], dict[str, int]]:

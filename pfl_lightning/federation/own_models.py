@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, names_of
+from pfl_lightning.data import client_number, names_of
 from pfl_lightning.engines import EvaluationTask
 from pfl_lightning.engines.lifecycle import forget_preparation, load_own_state, make_context
-from pfl_lightning.errors import FederationError, NoSuchClientError
+from pfl_lightning.errors import FederationError
 from pfl_lightning.federation.evaluation import warn_if_not_finetuned
 from pfl_lightning.messages import Broadcast
-from pfl_lightning.names import did_you_mean
 from pfl_lightning.phases import Phase
 from pfl_lightning.server import no_broadcast
 from pfl_lightning.state.closures import copy_module
@@ -23,7 +22,7 @@ from pfl_lightning.state.closures import copy_module
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["client_model", "client_models", "client_number", "evaluation_task"]
+__all__ = ["client_model", "client_models", "evaluation_task"]
 
 
 def evaluation_task(
@@ -47,22 +46,6 @@ def evaluation_task(
         parts.test if test else None,
         clients.attributes(client),
     )
-
-
-def client_number(data: FederatedData, client: int | str) -> int:
-    """The number of a client that is called by its number, or by its name where the data have ``client_names``.
-
-    Raises:
-        NoSuchClientError: There is no such client; it says which there are.
-    """
-    names = names_of(data)
-    number: Any = names.index(client) if client in names else client
-    if isinstance(number, str) and number.isdecimal():  # of a command line
-        number = int(number)
-    if isinstance(number, str) or not 0 <= number < data.num_clients:
-        known = f"0 to {data.num_clients - 1}" + (f", or {names[0]!r} to {names[-1]!r}" if names else "")
-        raise NoSuchClientError(f"there is no client {client}{did_you_mean(str(client), names)}; clients are {known}")
-    return int(number)
 
 
 def client_model(federation: Federation, client: int | str) -> L.LightningModule:

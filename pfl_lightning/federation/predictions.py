@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import names_of
+from pfl_lightning.data import client_number, names_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.exported import class_names, description, exported_inputs, load_exported
-from pfl_lightning.federation.own_models import check_is_set_up, client_number
+from pfl_lightning.federation.own_models import check_is_set_up
 from pfl_lightning.lightning_private import silent_trainer
 from pfl_lightning.notices import named_clients
 from pfl_lightning.runs.results import csv_text

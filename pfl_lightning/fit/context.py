@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -62,6 +63,9 @@ class FitContext:
         earlier_fits: Number of local fits that schedules of the learning rate count before this one, see ``schedule``
             of :class:`FederatedClient`; ``None`` where they start at the beginning, as in an evaluation.
         name: The client's name; empty where clients have numbers alone.
+        max_steps: Local steps after which the fit ends, in whichever phase and epoch that is: a whole number, or
+            infinity for no limit. Inside of a phase those that are left.
+        is_cut: Whether the fit has ended there, with batches left.
     """
 
     client: int
@@ -73,11 +77,18 @@ class FitContext:
     stored: bool = True
     earlier_fits: int | None = None
     name: str = ""
+    max_steps: float = math.inf
+    is_cut: bool = False
 
     @property
     def who(self) -> str:
         """The client in messages: ``client 3``, or ``client 3 (Lyon)``."""
         return named_clients([self.client], {self.client: self.name} if self.name else None)
+
+    def after(self, num_steps: int, is_cut: bool) -> FitContext:
+        """The context after a phase that took so many steps."""
+        total, left = self.num_steps + num_steps, self.max_steps - num_steps
+        return replace(self, num_steps=total, max_steps=left, is_cut=self.is_cut or is_cut)
 
     @property
     def validation(self) -> FitData | None:

@@ -89,10 +89,12 @@ class PhaseResult:
     Attributes:
         losses: Means over the steps, by the name of the loss term.
         num_steps: Number of optimizer steps taken, see :class:`~pfl_lightning.client.FitContext`.
+        is_cut: Whether ``max_steps`` of the context has ended the phase, with batches left.
     """
 
     losses: Losses
     num_steps: int
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class FitResult:
         resume_state: What the fit hands on to the client's next, if anything.
         progress_bar_names: Names of the logged values that the progress bar shows.
         reductions: ``"sum"``, ``"min"`` or ``"max"`` by the names of logged values that are no means.
+        num_steps: Local steps that the fit took.
+        is_cut: Whether ``max_steps`` of the context has ended it, with batches left.
     """
 
     client: int
@@ -126,6 +130,8 @@ class FitResult:
     resume_state: bytes | None = None
     progress_bar_names: frozenset[str] = frozenset()
     reductions: Mapping[str, str] = field(default_factory=dict)
+    num_steps: int = 0
+    is_cut: bool = False
 
     @staticmethod
     def failed(context: FitContext, seconds: float, error: FederationError) -> FitResult:

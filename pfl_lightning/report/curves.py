@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+AXES = {0: "round", 1: "MB up and down, all clients", 2: "simulated seconds"}
+"""What curves are drawn by, by its place in a point of a learning curve."""
+
 NAMES = {"classifier": "test accuracy", "nearest_neighbor": "nearest-neighbor test accuracy"}
 
 
 def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
-    """A line of panels for each setting and score: accuracy by rounds and by megabytes.
+    """A line of panels for each setting and score: accuracy by rounds, by megabytes and by simulated seconds.
 
     Bands are one standard deviation over seeds. Scores of different kinds never share a panel.
 
@@ -39,17 +42,16 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
             lines += [(setting, score, drawn)] if drawn else []
     if not lines:
         return None
-    columns = 2 if any(_knows_bytes(row) for _, _, drawn in lines for row in drawn) else 1
-    figure = Figure(figsize=(6 * columns, 3.8 * len(lines)), layout="constrained")
-    axes = figure.subplots(len(lines), columns, squeeze=False)
+    known = [place for place in AXES if any(_knows(row, place) for _, _, drawn in lines for row in drawn)]
+    figure = Figure(figsize=(6 * len(known), 3.8 * len(lines)), layout="constrained")
+    axes = figure.subplots(len(lines), len(known), squeeze=False)
     labels = dict.fromkeys(row.label for _, _, drawn in lines for row in drawn)
     colors = {label: f"C{number}" for number, label in enumerate(labels)}  # a method has one color everywhere
     for (setting, score, drawn), panels in zip(lines, axes, strict=True):
-        _draw_curves(panels[0], drawn, colors, by_bytes=False)
-        panels[0].set(xlabel="round", ylabel=f"{names[score]}, mean, %", title=_plain(setting))
-        if columns == 2:
-            _draw_curves(panels[1], [row for row in drawn if _knows_bytes(row)], colors, by_bytes=True)
-            panels[1].set(xlabel="MB up and down, all clients", ylabel=f"{names[score]}, mean, %")
+        for panel, place in zip(panels, known, strict=True):
+            _draw_curves(panel, [row for row in drawn if _knows(row, place)], colors, place)
+            panel.set(xlabel=AXES[place], ylabel=f"{names[score]}, mean, %")
+        panels[0].set(title=_plain(setting))
     return figure
 
 
@@ -76,14 +78,14 @@ def draw_single_clients(rows: Sequence[MeasuredRow]) -> Figure | None:
     return figure
 
 
-def _knows_bytes(row: MeasuredRow) -> bool:
-    return not any(math.isnan(size) for _, size, _, _ in learning_curve(row.runs))
+def _knows(row: MeasuredRow, place: int) -> bool:
+    return not any(math.isnan(point[place]) for point in learning_curve(row.runs))
 
 
-def _draw_curves(panel: Axes, rows: Sequence[MeasuredRow], colors: Mapping[str, str], by_bytes: bool) -> None:
+def _draw_curves(panel: Axes, rows: Sequence[MeasuredRow], colors: Mapping[str, str], place: int) -> None:
     for row in rows:
-        rounds, sizes, means, spreads = zip(*learning_curve(row.runs), strict=True)
-        where, middle = sizes if by_bytes else rounds, [100 * mean for mean in means]
+        *axes, means, spreads = zip(*learning_curve(row.runs), strict=True)
+        where, middle = axes[place], [100 * mean for mean in means]
         color, marker = colors[row.label], "o" if len(where) == 1 else None
         panel.plot(where, middle, label=_plain(row.label), color=color, marker=marker)
         if len(row.runs) > 1:

@@ -219,7 +219,7 @@ ROUNDING = 1e-9
 
 
 def reach(history: Sequence[HistoryEntry], target: float, lower_is_better: bool = False) -> dict[str, float]:
-    """Rounds, megabytes in both directions and seconds until a run's mean test accuracy was at a target.
+    """Rounds, megabytes in both directions, and seconds until a run's mean test accuracy was at a target.
 
     They are infinite where it never was, NaN where they are not known.
 
@@ -230,18 +230,19 @@ def reach(history: Sequence[HistoryEntry], target: float, lower_is_better: bool 
 
     Example:
         >>> reach([HistoryEntry(5, test=0.4, bytes_up=10**6, bytes_down=2 * 10**6), HistoryEntry(10, test=0.6)], 0.4)
-        {'rounds': 5.0, 'megabytes': 3.0, 'seconds': nan}
+        {'rounds': 5.0, 'megabytes': 3.0, 'seconds': nan, 'simulated_seconds': nan}
     """
-    means = _column(history, "test")
+    figures = ("rounds", "megabytes", "seconds", "simulated_seconds")
+    means, simulated = _column(history, "test"), _column(history, "simulated_seconds")
     if np.isnan(means).all():
-        return dict.fromkeys(("rounds", "megabytes", "seconds"), math.nan)
+        return dict.fromkeys(figures, math.nan)
     sign = -1 if lower_is_better else 1
     reached = np.flatnonzero(sign * means >= sign * target - ROUNDING)
     if not len(reached):
-        return dict.fromkeys(("rounds", "megabytes", "seconds"), math.inf)
+        return {**dict.fromkeys(figures, math.inf), "simulated_seconds": math.inf + float(simulated[-1])}
     first, seconds = reached[0], np.cumsum(_column(history, "seconds"))
-    megabytes = float(_megabytes(history)[first])
-    return {"rounds": float(history[first].round), "megabytes": megabytes, "seconds": float(seconds[first])}
+    found = (float(history[first].round), _megabytes(history)[first], seconds[first], simulated[first])
+    return dict(zip(figures, map(float, found), strict=True))
 
 
 def _column(history: Sequence[HistoryEntry], name: str) -> NDArray[np.float64]:
@@ -254,19 +255,21 @@ def _megabytes(history: Sequence[HistoryEntry]) -> NDArray[np.float64]:
     return np.cumsum(_column(history, "bytes_up") + _column(history, "bytes_down")) / 1e6
 
 
-def learning_curve(runs: Sequence[FinishedRun]) -> list[tuple[int, float, float, float]]:
-    """Round, megabytes, mean and standard deviation over seeds of the test accuracy, of rounds that every seed has.
+def learning_curve(runs: Sequence[FinishedRun]) -> list[tuple[int, float, float, float, float]]:
+    """Round, megabytes, simulated seconds, mean and standard deviation over seeds of the test accuracy.
 
-    Megabytes are means over seeds of those in both directions up to the round; NaN where unknown.
+    Of rounds that every seed has. Megabytes in both directions and seconds up to the round are means over seeds; NaN
+    where unknown.
     """
     curves = []
     for run in runs:
-        entries = zip(run.history, _megabytes(run.history), _column(run.history, "test"), strict=True)
-        curves.append({e.round: (float(size), float(mean)) for e, size, mean in entries if not math.isnan(mean)})
+        columns = _megabytes(run.history), *(_column(run.history, name) for name in ("simulated_seconds", "test"))
+        entries = zip(run.history, *(column.tolist() for column in columns), strict=True)
+        curves.append({entry.round: figures for entry, *figures in entries if not math.isnan(figures[-1])})
     common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     found = []
     for round in common:
-        sizes, values = np.array([curve[round] for curve in curves]).T
+        sizes, seconds, values = np.array([curve[round] for curve in curves]).T
         spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        found.append((round, float(sizes.mean()), float(values.mean()), spread))
+        found.append((round, float(sizes.mean()), float(seconds.mean()), float(values.mean()), spread))
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pfl_lightning.report.rows import MeasuredRow, OverSeeds, ReportSettings, blocks, reach
 from pfl_lightning.report.significance import PairedTests, Ranking
-from pfl_lightning.runs.results import FIGURES, FinishedRun
+from pfl_lightning.runs.results import FIGURES, FinishedRun, number_of
 
 SCORES = {"classifier": ("", ""), "nearest_neighbor": ("nearest_neighbor_", "nearest-neighbor ")}
 """Scores that are accuracies, each in columns of its own; what stands before their names, in files and in headings."""
@@ -123,8 +123,13 @@ def report_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> lis
         Column("bytes_up", "MB up", lambda run: run.bytes_up, 1e-6, is_detail=True),
         Column("bytes_down", "MB down", lambda run: run.bytes_down, 1e-6, is_detail=True),
         Column("seconds_per_round", "s a round", lambda run: run.seconds_per_round, is_detail=True),
+        Column("simulated_seconds", "simulated s", _simulated_seconds, digits=1),
     ]
     return [c for c in columns if any(not math.isnan(c.figure(run)) for row in rows for run in row.runs)]
+
+
+def _simulated_seconds(run: FinishedRun) -> float:
+    return number_of(run.history[-1].simulated_seconds) if run.history else math.nan
 
 
 def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
@@ -164,6 +169,7 @@ def _accuracies(score: str, settings: ReportSettings) -> list[Column]:
             Column(f"{prefix}rounds_to_target", f"rounds {to}", until("rounds"), digits=1),
             Column(f"{prefix}megabytes_to_target", f"MB {to}", until("megabytes")),
             Column(f"{prefix}seconds_to_target", f"s {to}", until("seconds"), digits=1, is_detail=True),
+            Column(f"{prefix}simulated_seconds_to_target", f"simulated s {to}", until("simulated_seconds"), digits=1),
         ]
     return found
 

@@ -82,6 +82,7 @@ class HistoryEntry:
         test: Mean test accuracy over the evaluated clients.
         validation: Mean validation accuracy over the evaluated clients.
         further: Means of further metrics by name, by part (``"test"``, ``"validation"``).
+        simulated_seconds: Simulated seconds from the start of the run to its end; ``None`` where nothing is simulated.
     """
 
     round: int
@@ -93,11 +94,13 @@ class HistoryEntry:
     test: float | None = None
     validation: float | None = None
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    simulated_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The form of ``results.json``."""
         parts, found = {"test": self.test, "validation": self.validation}, asdict(self)
-        further = found.pop("further")
+        further, simulated = found.pop("further"), found.pop("simulated_seconds")
+        found |= {} if simulated is None else {"simulated_seconds": simulated}
         means = {
             part: None if mean is None else {"accuracy": mean, **further.get(part, {})} for part, mean in parts.items()
         }
@@ -107,7 +110,8 @@ class HistoryEntry:
     def from_dict(cls, entry: Mapping[str, Any], metric: str = "accuracy") -> HistoryEntry:
         """The entry in this form, with the means of a metric as accuracies; a version may have written less."""
         means: dict[str, Any] = {part: (entry.get(part) or {}).get(metric) for part in ("test", "validation")}
-        known: dict[str, Any] = {name: entry.get(name) for name in ("seconds", "bytes_up", "bytes_down", "loss")}
+        names = ("seconds", "bytes_up", "bytes_down", "loss", "simulated_seconds")
+        known: dict[str, Any] = {name: entry.get(name) for name in names}
         return cls(round=int(entry["round"]), clients=int(entry.get("clients") or 0), **known, **means)
 
 

@@ -30,6 +30,8 @@ ALLOWED = {
         "state",
     },
     **{module: BASES | {"functional"} for module in BASES},
+    "devices": BASES,
+    "simulation": BASES | {"devices"},
     "server": BASES | {"functional", "state", "learner"},
     "server_optimizers": {"checks"},
     "client": BASES | {"functional", "state", "server"},

@@ -7,7 +7,8 @@ import pytest
 from _helpers.finished import write_run
 
 from pfl_lightning.report import HistoryEntry, read_run
-from pfl_lightning.report.rows import learning_curve, over_seeds, reach
+from pfl_lightning.report.curves import draw_curves
+from pfl_lightning.report.rows import MeasuredRow, learning_curve, over_seeds, reach
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 7])
@@ -61,9 +62,25 @@ def test_rounds_without_an_evaluation_count_for_bytes():
 def test_curves_hold_the_rounds_that_all_seeds_evaluated(tmp_path):
     runs = [read_run(write_run(tmp_path / str(seed), seed=seed, curve=[0.1 + seed, 0.2, 0.4])) for seed in (0, 1)]
     whole = learning_curve(runs)
-    assert [(round, size) for round, size, _, _ in whole] == [(1, 4.0), (2, 8.0), (3, 12.0)]
-    assert whole[0][2:] == pytest.approx((0.6, np.std([0.1, 1.1], ddof=1)))
+    assert [(round, size) for round, size, *_ in whole] == [(1, 4.0), (2, 8.0), (3, 12.0)]
+    assert whole[0][3:] == pytest.approx((0.6, np.std([0.1, 1.1], ddof=1)))
     without = [{"round": n, "test": None if n == 2 else {"accuracy": 0.5}} for n in (1, 2, 3)]
     runs.append(read_run(write_run(tmp_path / "2", seed=2, curve=[0.1] * 3, history=without)))
-    assert [round for round, _, _, _ in learning_curve(runs)] == [1, 3]
+    assert [round for round, *_ in learning_curve(runs)] == [1, 3]
     assert learning_curve([]) == []
+
+
+def test_simulated_seconds_to_a_target_and_along_a_curve(tmp_path):
+    entries = [HistoryEntry(n, test=0.1 * n, simulated_seconds=40.0 * n) for n in (1, 2, 3)]
+    assert reach(entries, 0.2)["simulated_seconds"] == 80
+    assert reach(entries, 0.9)["simulated_seconds"] == math.inf
+    assert math.isnan(reach([HistoryEntry(1, test=0.1)], 0.9)["simulated_seconds"])  # no simulation: no column
+    history = [{"round": n, "test": {"accuracy": 0.1 * n}, "simulated_seconds": 40.0 * n} for n in (1, 2)]
+    runs = [read_run(write_run(tmp_path / str(seed), seed=seed, curve=[0.1, 0.2], history=history)) for seed in (0, 1)]
+    assert [point[2] for point in learning_curve(runs)] == [40, 80]
+    plain = read_run(write_run(tmp_path / "2", seed=2, curve=[0.1, 0.2]))
+    simulated, without = (MeasuredRow(name, "", tuple(own), 1) for name, own in (("a", runs), ("b", [plain])))
+    panels = draw_curves([simulated, without]).axes
+    assert [panel.get_xlabel() for panel in panels] == ["round", "MB up and down, all clients", "simulated seconds"]
+    assert [len(panel.get_lines()) for panel in panels] == [2, 1, 1]
+    assert len(draw_curves([without]).axes) == 2

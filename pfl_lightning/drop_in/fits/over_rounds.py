@@ -222,6 +222,10 @@ class FitProgress:
         self._optimizers, self._schedulers = [], []
         self._has_taken_over, self._trained = False, {}
 
+    def skip_phase(self) -> None:
+        """Hand on what the current phase would have gone on with; the next one begins."""
+        self._after.append(self.earlier)
+
     def finish_phase_without_trainer(self, epochs: int) -> None:
         """The same under an engine that counts no steps."""
         self.finish_phase(replace(self.counts, epochs=self.counts.epochs + epochs))

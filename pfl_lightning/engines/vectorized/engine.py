@@ -309,7 +309,7 @@ class VectorizedEngine(Engine):
                 seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
                 with without_autocast(environment), torch_seed(seed, python=True):
                     member.random_state.restore(environment.device)
-                    context = replace(context, num_steps=member.num_steps)
+                    context = replace(context, num_steps=member.num_steps, is_cut=member.is_cut)
                     concluded = conclude(client, context, member.before)
                 return fit_result(client, context, concluded, member.losses, seconds + time.perf_counter() - start)
             except Exception as error:

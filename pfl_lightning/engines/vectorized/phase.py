@@ -33,7 +33,8 @@ class Stream:
     once; data of other kinds that augment give the batches themselves.
 
     Attributes:
-        steps: Number of batches, over all epochs.
+        steps: Number of batches, over all epochs, as far as the fit's ``max_steps`` allows.
+        whole: Number of batches, over all epochs.
         generator: Generator of the order and the augmentations.
         transform: Augmentation of the batches; ``None`` where there is none.
         pooled: Whether the stream gives positions.
@@ -51,7 +52,9 @@ class Stream:
         loader = self._data.loader(self.generator)
         self._loader: Any = loader if member.features is None else loader.with_inputs(member.features)
         self._epochs = phase.epochs
-        self.steps = phase.epochs * len(self._loader)
+        self.whole = phase.epochs * len(self._loader)
+        self.steps = int(min(self.whole, context.max_steps - member.num_steps))
+        member.is_cut = member.is_cut or self.steps < self.whole
         self.transform = getattr(self._loader, "transform", None) if self._loader.augmented else None
         self.pooled = not self._loader.augmented or self.transform is not None
         self.index, self.epoch_ended, self.offset = -1, True, 0
@@ -216,7 +219,7 @@ def run_stacked_phase(
     stack.keep(sorted(stack.members, key=lambda member: -streams[member].steps))
     ordered = [streams[member] for member in stack.members]
     # Of the client as it is, with its encoder.
-    optimizer = StackedOptimizer(client, phase, stack, [stream.steps for stream in ordered])
+    optimizer = StackedOptimizer(client, phase, stack, [stream.whole for stream in ordered])
     with passed_through(client) if on_features else nullcontext(), client.recorded_logs(NoLogs()):
         step = StackedStep(client, make_computation(client, environment), measure)
         pads = pads and averages_samples(client)

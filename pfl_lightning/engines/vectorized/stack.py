@@ -34,6 +34,7 @@ class Member:
         features: Features of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
         num_steps: Number of optimizer steps taken.
+        is_cut: Whether ``max_steps`` of the context has ended the fit, with batches left.
         error: Error of the fit, if it failed.
     """
 
@@ -46,6 +47,7 @@ class Member:
     features: Tensor | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
     num_steps: int = 0
+    is_cut: bool = False
     error: ClientError | None = None
 
     @property

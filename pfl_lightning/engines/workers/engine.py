@@ -192,7 +192,10 @@ class WorkerEngine(Engine):
         An update is checked by the server in this process, as under the other engines, and not by the worker.
         """
         work = (
-            ClientWork(self._models[id(model)], task.broadcast, task.personal, resume_state=task.resume_state)
+            replace(
+                ClientWork(self._models[id(model)], task.broadcast, task.personal, resume_state=task.resume_state),
+                max_steps=task.context.max_steps,
+            )
             for model, task in tasks
         )
         for result in self._spread(work, "fit", self.clients_per_batch, environment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import sys
 import traceback
@@ -129,6 +130,7 @@ class ClientWork:
         validation: Whether the validation part is evaluated.
         test: Whether the test part is evaluated.
         resume_state: For a local fit, see :class:`~pfl_lightning.engines.FitTask`; for an evaluation the attributes.
+        max_steps: For a local fit, see :class:`~pfl_lightning.client.FitContext`.
     """
 
     model: int
@@ -139,6 +141,7 @@ class ClientWork:
     validation: bool = False
     test: bool = False
     resume_state: bytes | None = None
+    max_steps: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,7 @@ class Worker:
             context = make_context(
                 self._data, client, round, model, self._environment, training=training, stored=work.stored
             )
-            yield work, model, context
+            yield work, model, replace(context, max_steps=work.max_steps)
 
     def _answer(self, compute: Callable[[], Any]) -> Reply:
         with remembering_in(self._shown), _noted(self._filters) as notices:
