@@ -248,7 +248,7 @@ class Augmentation(ABC):
     Attributes:
         unit_range: True if floats must be between 0 and 1, since changes of color need black and white.
         takes_parts: True if the class takes the generators of several clients' images at once, as it draws by
-            :func:`drawn` alone; others, and subclasses that do not say it again, are called client by client.
+            ``drawn`` alone; others, and subclasses that do not say it again, are called client by client.
 
     Example:
         A user-defined augmentation that inverts half of the images:
