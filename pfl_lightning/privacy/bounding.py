@@ -14,7 +14,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import ClassStatistics, covariance_factors
 from pfl_lightning.functional.gaussians import covariances_by_class
-from pfl_lightning.functional.numerics import float64_device
+from pfl_lightning.functional.numerics import float64_device, in_double
 from pfl_lightning.messages import Broadcast, ClientUpdate, FieldSchema
 from pfl_lightning.server import Aggregator
 
@@ -233,8 +233,7 @@ def mean_update(
     """
     weights = {name: sent.weights[name] for name in server.expected_weights}
     for name in layout.weights:
-        before = weights[name]
-        weights[name] = (before + sums[f"weights.{name}"].to(before.device) / expected).to(before.dtype)
+        weights[name] = (in_double(weights[name]) + sums[f"weights.{name}"] / expected).to(weights[name])
     given: dict[str, Any] = {"client": sent.client, "round": sent.round, "weights": weights, "num_samples": 1}
     if layout.by_class:
         present = sums[PRESENCE]

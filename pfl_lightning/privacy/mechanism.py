@@ -94,7 +94,8 @@ class PrivacyMechanism:
         """Add what a client contributes, bounded, to the sums of the round."""
         parts, within = contribution(self.layout, update, sent, self.clip_norm, self.options.class_norm)
         for name, part in parts.items():
-            self._sum(name, part).add_(part)
+            total = self._sum(name, part)
+            total.add_(part.to(total.device))
         self._below += within - 0.5
 
     def _sum(self, name: str, like: Tensor) -> Tensor:
