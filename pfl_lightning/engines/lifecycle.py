@@ -72,7 +72,8 @@ def make_context(
     if not training and model.personalization is not None and model.personalization.augment:
         fit_data = fit_data.with_plain_augmentations(usual_augmentations(data))
     public = public_for(model, data, fit_data, environment.seed) if model.public_samples else None
-    name = (*names_of(data), *[""] * data.num_clients)[client]
+    names = names_of(data)
+    name = names[client] if names else ""
     return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored, name=name)
 
 
