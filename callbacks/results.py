@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 
+from pfl_lightning.callbacks.attacks import Attack
 from pfl_lightning.callbacks.run_facts import (
     Part,
     confusion_file,
@@ -92,11 +93,13 @@ class ResultsWriter(L.Callback):
             return self._write_evaluation(trainer, pl_module, "validation")
         if trainer.sanity_checking or not loop_of(trainer).aggregated:  # of a round that was stopped in its middle
             return None
-        values = {"validation": values_by_metric(pl_module.validation_scores)}
-        values["test"] = values_by_metric(pl_module.test_scores)
+        scores = {"validation": pl_module.validation_scores, "test": pl_module.test_scores}
+        for attack in _attacks(trainer):
+            scores = {part: attack.honest(own) for part, own in scores.items()}
+        values = {part: values_by_metric(own) for part, own in scores.items()}
         validation, test = values["validation"]["accuracy"], values["test"]["accuracy"]
         further = {part: {n: own for n, own in found.items() if n != "accuracy"} for part, found in values.items()}
-        judged = pl_module.validation_scores.keys() | pl_module.test_scores.keys()
+        judged = scores["validation"].keys() | scores["test"].keys()
         means = mean_of(test) if test else None, mean_of(validation) if validation else None
         entry = self._add(trainer, len(judged), *means, further)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -234,6 +237,7 @@ class ResultsWriter(L.Callback):
     def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
         """The content of ``results.json``."""
         samples = {part: samples_of(federation, part) for part in ("test", "validation")}
+        attacks = _attacks(trainer)
 
         def choices(metric: str = "accuracy", lower_is_better: bool = False) -> dict[str, Any]:
             found = {name: one.as_dict(samples, metric, lower_is_better) for name, one in self.chosen.items()}
@@ -247,6 +251,7 @@ class ResultsWriter(L.Callback):
             "accuracy": choices(),
             **further_metrics(federation, choices),
             **({"engine_choices": found} if (found := federation.engine.choices) else {}),
+            **({"attack": attacks[0].facts()} if attacks else {}),
             "history": [entry.as_dict() for entry in self.history],
         }
 
@@ -301,6 +306,11 @@ class ResultsWriter(L.Callback):
         self.chosen = {name: ChosenRound(**entry) for name, entry in state_dict["chosen"].items()}
         self.history = [HistoryEntry(**entry) for entry in state_dict["history"]]
         self._counted = tuple(state_dict["counted"])
+
+
+def _attacks(trainer: L.Trainer) -> list[Attack]:
+    """The callback that lets clients lie, where there is one."""
+    return [one for one in trainer.callbacks if isinstance(one, Attack)]  # type: ignore[attr-defined]
 
 
 def _is_out_of_time(trainer: L.Trainer) -> bool:

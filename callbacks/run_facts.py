@@ -62,6 +62,7 @@ def counts(loop: RoundLoop | None, federation: Federation, evaluated_clients: in
     """
     up, down = loop.closed_traffic if loop is not None else ({}, {})
     rounds, seconds = (loop.rounds, loop.seconds) if loop is not None else (None, None)
+    left_out = {} if loop is None else {str(client): rounds for client, rounds in sorted(loop.left_out.items())}
     return {
         "rounds": rounds,
         "num_clients": federation.num_clients,
@@ -78,6 +79,7 @@ def counts(loop: RoundLoop | None, federation: Federation, evaluated_clients: in
         **({} if loop is None or loop.clock is None else {"simulated_seconds": loop.clock}),
         "seconds_per_round": seconds / rounds if rounds and seconds is not None else None,
         **({} if federation.mechanism is None else {"privacy": federation.mechanism.facts()}),
+        **({} if federation.robust is None else {"left_out": left_out}),
     }
 
 
@@ -230,6 +232,8 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
         found["server_optimizer"] = as_json(federation.server_optimizer)
     if federation.privacy is not None:
         found["privacy"] = as_json(federation.privacy)
+    if federation.robust is not None:
+        found["robust"] = repr(federation.robust)
     return found
 
 

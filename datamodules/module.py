@@ -160,6 +160,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.eval_clients: Sequence[int] | None = None
         self._public: ClientSplit | None = None
         self._ready: Division | None = None
+        self._poison: Callable[[int, ClientData], ClientData] | None = None
         self._recent: dict[int, ClientData] = {}  # made before, of the clients that were asked for last
 
     @abstractmethod
@@ -290,8 +291,17 @@ class FederatedDataModule(LightningDataModule, ABC):
                 raise IndexError(f"no client {client}: the partition has clients 0 to {self.num_clients - 1}")
             if len(self._recent) == RECENT:
                 del self._recent[next(iter(self._recent))]  # the oldest
-            found = self._recent[client] = self._loaded.client_data(client, self.transform)
+            found = self._loaded.client_data(client, self.transform)
+            found = self._recent[client] = found if self._poison is None else self._poison(client, found)
         return found
+
+    def poison(self, change: Callable[[int, ClientData], ClientData] | None) -> None:
+        """Change what clients have, for tests of a federation in which some lie; ``None`` changes nothing any more.
+
+        Args:
+            change: Gives a client's splits, by its number and the splits as they are.
+        """
+        self._poison, self._recent = change, {}
 
     def save_partition(self, path: str | Path) -> None:
         """Write every client's indices and view to a file that :class:`FromFile` reads back.

@@ -13,6 +13,7 @@ What a method is made of
 ``client``, ``server``, ``messages``     bases of clients and aggregators; what travels between them
 ``server_optimizers``                    optimizers by which an averaging server steps
 ``privacy``                              client-level differential privacy of what the server sends
+``robust``                               rules against lying clients
 ``phases``, ``options``, ``learner``     phases of a local fit; types of methods' options; networks that a server trains
 ``functional``, ``self_supervised``      losses, statistics and solvers; self-supervised objectives
 What a run is made of
@@ -105,7 +106,7 @@ _MODULES = frozenset(
             "round",
             "seeding",
         ),
-        *("report", "self_supervised", "server", "server_optimizers", "state", "study"),
+        *("report", "robust", "self_supervised", "server", "server_optimizers", "state", "study"),
     )
 )
 """Modules that need no import statement of their own."""

@@ -199,6 +199,14 @@ class Message:
                 changed[declared.name] = {n: change(t) if isinstance(t, Tensor) else t for n, t in value.items()}
         return replace(self, **changed)
 
+    def with_named(self, content: Mapping[str, Tensor]) -> Self:
+        """The message with some of its tensors replaced, by the names that :meth:`tensors` gives them."""
+        changed: dict[str, Any] = {}
+        for name, tensor in content.items():
+            own, _, inner = name.partition(".")
+            changed[own] = {**changed.get(own, getattr(self, own)), inner: tensor} if inner else tensor
+        return replace(self, **changed)
+
     def bytes_by_kind(self) -> dict[str, int]:
         """Size of the content in bytes, by kind (``"weights"``, ``"statistics"``).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.notices import named_clients, shown_before
 from pfl_lightning.privacy.mechanism import PrivacyMechanism
+from pfl_lightning.robust.rules import Entry, Robust
 from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
 from pfl_lightning.simulation import Simulation, StragglerError
 from pfl_lightning.state.clients import Clients
@@ -31,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 ATOMIC_RECEIVERS = (AveragingAggregator.receive,)
 """What receives an update as a whole or not at all, so that nothing need be restored when it fails."""
+
+
+Forge = Callable[[list[FitResult], Mapping[int, Broadcast]], Iterable[FitResult]]
+"""Gives the results that the server is to see, in the order of the engine's, from these and what clients were sent."""
 
 
 class Traffic:
@@ -74,6 +79,7 @@ class Round:
         traffic: Counts every broadcast and every upload.
         guard: Tells updates that lie far from all others. Where it knows too few, which is in a first round, up to two
             updates wait for the next one, or for the end of the cohort.
+        robust: Bounds updates, replaces them, or leaves some out, before the server receives them; ``None`` for none.
         on_client_error: Whether an exception of a client's own code or data costs that client its round, ``"skip"``,
             or ends the run, ``"raise"``, as it does before a first good round.
         simulated: What a simulation says of who drops out and is late; ``None`` without one.
@@ -81,6 +87,7 @@ class Round:
             :meth:`~pfl_lightning.federation.Federation.begin_round`, since the engine needs the round first.
         mechanism: Takes the updates in the place of the server, and gives it one that stands for all of them; ``None``
             without privacy.
+        left_out: Clients whose updates ``robust`` has left out.
         results: Losses, times and errors of the clients so far, without updates and personal states.
     """
 
@@ -93,14 +100,17 @@ class Round:
     traffic: Traffic
     guard: UpdateGuard
     on_client_error: str = "skip"
+    robust: Robust | None = None
     mechanism: PrivacyMechanism | None = None
     simulated: Simulation | None = None
+    left_out: list[int] = field(default_factory=list)
     results: list[FitResult] = field(default_factory=list)
     fits: Iterator[FitResult] = field(init=False, repr=False)
     _sent: dict[int, Broadcast] = field(default_factory=dict, init=False, repr=False)
     _waiting: list[_Waiting] = field(default_factory=list, init=False, repr=False)
     _before: Snapshot | None = field(default=None, init=False, repr=False)
     _last: Snapshot | None = field(default=None, init=False, repr=False)
+    _lacking: str | None = field(default=None, init=False, repr=False)
 
     def broadcasts(self) -> Iterator[tuple[FederatedClient, FitTask]]:
         """Send each client what the server has for it, when its turn comes."""
@@ -120,6 +130,15 @@ class Round:
                 context = replace(context, max_steps=self.simulated.max_steps(client))
             resume_state = None if self.clients.resume_states is None else self.clients.resume_states.get(client)
             yield model, FitTask(context, broadcast, self.clients.stored(client), resume_state)
+
+    def let_forge(self, forge: Forge) -> None:
+        """Let a function replace the updates of the cohort when all clients have fitted, before any is checked."""
+        fits = self.fits
+
+        def forged() -> Iterator[FitResult]:
+            yield from forge([result.with_own_state() for result in fits], self._sent)
+
+        self.fits = forged()
 
     def fit_next(self, client: int) -> FitResult:
         """Take the fit of the next client from the engine and pass its update on to the server.
@@ -179,6 +198,9 @@ class Round:
             return self.results[-1]
         norms, enough = self.guard.norms(result.update, sent)
         enough = enough and (simulated is None or not simulated.waits)
+        if self.robust is not None:
+            result = replace(result, update=self.robust.bounded(result.update, sent))
+            enough = enough and not self.robust.holds
         self._waiting.append(_Waiting(result if enough else result.with_own_state(), sent, norms, place))
         if enough:
             self._receive_waiting()
@@ -213,15 +235,14 @@ class Round:
         goes wrong when the server takes it leaves the server as it was before the update.
         """
         waiting, self._waiting = self._waiting, []
-        for result, sent, norms, place in waiting:
+        for one in waiting if self.robust is None or not self.robust.holds else self._judged(waiting, self.robust):
+            result = one.result
             assert result.update is not None
             before = None
             try:
-                fault = self.guard.fault(result.update, sent, norms)
-                if fault is not None:
-                    result.update.refuse(fault)
+                self._check_distance(one)
                 if self.mechanism is not None:
-                    self.mechanism.add(result.update, sent)
+                    self.mechanism.add(result.update, one.sent)
                 elif type(self.server).receive not in ATOMIC_RECEIVERS:
                     before = self._last = Snapshot(self.server)  # shares what has not changed since
                 if self.mechanism is None:
@@ -229,15 +250,58 @@ class Round:
             except Exception as refused:
                 if before is not None:
                     before.restore()
-                error = self._refusal(result, refused)
-                self.guard.remove(norms)
-                self.results[place] = replace(self.results[place], error=error)
-                warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=2)
+                self._leave_out(one, refused)
                 continue
-            if result.personal:
-                self.clients.personal.set(result.client, result.personal)
-            if self.clients.resume_states is not None and result.resume_state is not None:
-                self.clients.resume_states.set(result.client, result.resume_state)
+            self._store(result)
+
+    def _judged(self, waiting: list[_Waiting], robust: Robust) -> Iterator[_Waiting]:
+        """What the server is to receive of a cohort, by the robust rule; nothing where it is too few to judge.
+
+        Whoever sent no valid message, or one that lies too far from all others, counts as one that has been found.
+        """
+        near = []
+        for one in waiting:
+            try:
+                self._check_distance(one)
+                near.append(one)
+            except InvalidMessageError as refused:
+                self._leave_out(one, refused)
+        found = sum(isinstance(result.error, InvalidMessageError) for result in self.results)
+        if near and len(near) < robust.least(found):
+            self._lacking = f"{len(near)} updates came, and {robust!r} needs {robust.least(found)}"
+            return
+        entries = [Entry(one.result.update, one.sent) for one in near if one.result.update is not None]
+        for one, verdict in zip(near, robust.judge(entries, found) if near else (), strict=True):
+            if isinstance(verdict, ClientUpdate):
+                yield one._replace(result=replace(one.result, update=verdict))
+                continue
+            self.left_out.append(one.result.client)
+            again = shown_before("robust", one.result.client)
+            self._leave_out(one, ClientError(one.result.client, self.number, verdict), tell=not again)
+            if not self.server.rolls_back_client_states:
+                self._store(one.result)  # which is the client's own, whatever the server takes of it
+
+    def _check_distance(self, one: _Waiting) -> None:
+        """Refuse an update that lies far from all others."""
+        assert one.result.update is not None
+        fault = self.guard.fault(one.result.update, one.sent, one.norms)
+        if fault is not None:
+            one.result.update.refuse(fault)
+
+    def _leave_out(self, one: _Waiting, refused: Exception, tell: bool = True) -> None:
+        """Leave a client that waits out of the aggregation."""
+        error = self._refusal(one.result, refused)
+        self.guard.remove(one.norms)
+        self.results[one.place] = replace(self.results[one.place], error=error)
+        if tell:
+            warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=3)
+
+    def _store(self, result: FitResult) -> None:
+        """Keep a client's personal state and schedules."""
+        if result.personal:
+            self.clients.personal.set(result.client, result.personal)
+        if self.clients.resume_states is not None and result.resume_state is not None:
+            self.clients.resume_states.set(result.client, result.resume_state)
 
     def _told(self, error: Exception) -> str:
         """An error with the name of its client, where the data have names."""
@@ -299,12 +363,10 @@ class Round:
         self._receive_waiting()
         errors = [result.error for result in self.results if result.error is not None]
         count = len(self.results) - len(errors)
-        if count < min_clients:
+        if self._lacking is not None or count < min_clients:
             more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
-            fault = (
-                f"{count} of {len(self.results)} updates can be aggregated, min_clients is {min_clients}. "
-                f"{'; '.join(map(self._told, errors[:3]))}{more}"
-            )
+            few = f"{count} of {len(self.results)} updates can be aggregated, min_clients is {min_clients}"
+            fault = f"{self._lacking or few}. {'; '.join(map(self._told, errors[:3]))}{more}"
             if self.simulated is not None and all(isinstance(error, StragglerError) for error in errors):
                 advice = "the next round follows; a later deadline, late='partial' or a larger cohort may help"
                 return self._undo(f"it is empty, {fault}", advice)._replace(fault=None)
@@ -387,5 +449,7 @@ class Round:
             how = reduction_of(name, own[0].reductions)
             found |= over_clients(name, values, weights, how, names_of(self.data))
         found["train/clients_left_out"] = float(len(self.results) - len(good))
+        if self.robust is not None:
+            found["robust/left_out"] = float(len(self.left_out))
         found |= self.server.metrics
         return found if self.mechanism is None else found | self.mechanism.metrics()

@@ -24,6 +24,7 @@ from pfl_lightning.encoders import EncoderAssignment, encoder_class
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import is_own_code, stands_for
+from pfl_lightning.robust import Robust
 
 ROLES: dict[str, tuple[type, ...]] = {
     "model.method": (FederatedClient,),
@@ -34,6 +35,7 @@ ROLES: dict[str, tuple[type, ...]] = {
     "model.encoder.encoders": (nn.Module,),
     "model.engine": (Engine,),
     "model.server_optimizer": (Optimizer,),
+    "model.robust": (Robust,),
     "model.engine.engine": (Engine,),
     "data": (FederatedDataModule,),
     "data.partition": (Partitioner,),
@@ -50,7 +52,7 @@ ENCODERS = ("model.encoder", "model.encoder.encoders", "model.method.partner")
 
 
 PLUGGABLE = (
-    *(FederatedClient, FederatedDataModule, Partitioner, Engine, EncoderAssignment),
+    *(FederatedClient, FederatedDataModule, Partitioner, Engine, EncoderAssignment, Robust),
     *(LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator, Optimizer, LRScheduler),
 )
 """A class of an installed package that is one of these may stand wherever an option takes it."""

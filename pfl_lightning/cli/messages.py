@@ -50,6 +50,7 @@ KINDS = {
     "model.method.partner": ("encoders", "pfl_lightning.encoders", ""),
     "model.method.optimizer": ("optimizers", "torch.optim", "Optimizer"),
     "model.server_optimizer": ("server optimizers", "pfl_lightning.server_optimizers", "Optimizer"),
+    "model.robust": ("robust rules", "pfl_lightning.robust", "Robust"),
     "model.encoder": ("encoders", "pfl_lightning.encoders", ""),
     "model.engine": ("engines", "pfl_lightning.engines", "Engine"),
     "data.partition": ("partitions", "pfl_lightning.datamodules", "Partitioner"),

@@ -26,6 +26,7 @@ from pfl_lightning.learner import MakeOptimizer
 from pfl_lightning.names import did_you_mean, method_named, parameters_of
 from pfl_lightning.older_package import as_older, is_older
 from pfl_lightning.privacy import ClientPrivacy
+from pfl_lightning.robust import Robust
 
 Method = type[FederatedClient] | partial[FederatedClient]
 
@@ -53,6 +54,7 @@ def federate(
     seed: int | None = None,
     server_optimizer: MakeOptimizer | None = None,
     privacy: ClientPrivacy | None = None,
+    robust: Robust | None = None,
     shared_evaluation: bool = False,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
@@ -109,6 +111,7 @@ def federate(
         seed: Seed of everything random; ``None`` takes what ``seed_everything`` set.
         server_optimizer: Makes the optimizer of the server; see :class:`~pfl_lightning.Federation`.
         privacy: Client-level differential privacy; see :class:`~pfl_lightning.Federation`.
+        robust: Rule against lying clients; see :class:`~pfl_lightning.Federation`.
         shared_evaluation: Whether every client is evaluated on all items of the validation and test loaders, in their
             order, not on a part of its own: for steps that need the whole of a set (a retrieval, a leaderboard).
         train_dataloaders: In the place of ``datamodule``: the training loader whose Dataset is divided, a dictionary or
@@ -142,6 +145,7 @@ def federate(
         seed=seed,
         server_optimizer=server_optimizer,
         privacy=privacy,
+        robust=robust,
     )
     loaders = dict(zip(GIVEN, (train_dataloaders, val_dataloaders, test_dataloaders), strict=True))
     reads_classes = federation.reads_classes

@@ -34,6 +34,7 @@ from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Personalization
 from pfl_lightning.privacy import ClientPrivacy
 from pfl_lightning.privacy.mechanism import PrivacyMechanism
+from pfl_lightning.robust import Robust
 from pfl_lightning.round import Round, Traffic
 from pfl_lightning.seeding import global_seed
 from pfl_lightning.server import Aggregator
@@ -76,6 +77,8 @@ class Federation(L.LightningModule):
             where its method averages: one of :mod:`pfl_lightning.server_optimizers`, or any other, such as
             ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``. ``None`` takes over the average.
         privacy: Client-level differential privacy of what the server sends; ``None`` for none.
+        robust: Rule of :mod:`pfl_lightning.robust` that keeps a few lying clients from leading the server where they
+            want: it bounds updates, replaces their average, or leaves some out. ``None`` trusts all.
         metrics: What clients' class scores are judged by in every evaluation, beside accuracy and loss: names of
             :data:`~pfl_lightning.class_metrics.NAMED_METRICS`, or metrics of torchmetrics, their classes or the import
             paths of these. They are logged as ``val_f1/mean`` and so on, over the clients for which they are defined.
@@ -103,6 +106,7 @@ class Federation(L.LightningModule):
         spill_dir: str | None = None,
         server_optimizer: MakeOptimizer | None = None,
         privacy: ClientPrivacy | None = None,
+        robust: Robust | None = None,
         metrics: Sequence[str | Metric | type[Metric]] = (),
     ) -> None:
         super().__init__()
@@ -119,8 +123,15 @@ class Federation(L.LightningModule):
         self.client_state_memory_gb, self.spill_dir = client_state_memory_gb, spill_dir
         if privacy is not None and not isinstance(privacy, ClientPrivacy):
             raise ConfigurationError(f"privacy must be a ClientPrivacy(noise_multiplier=...), got {privacy!r}")
-        self.server_optimizer, self.privacy = server_optimizer, privacy
         self.mechanism: PrivacyMechanism | None = None  # of the privacy, when there is a server
+        if robust is not None and not isinstance(robust, Robust):
+            raise ConfigurationError(f"robust must be a rule, such as MultiKrum(byzantine=1), got {robust!r}")
+        if robust is not None and privacy is not None:
+            raise ConfigurationError(
+                "robust and privacy exclude each other: which updates a rule takes depends on all of them, which the "
+                "accounted noise does not hide; privacy bounds every update by itself"
+            )
+        self.server_optimizer, self.privacy, self.robust = server_optimizer, privacy, robust
         self.confusion = asks_confusion(metrics)
         self.metrics, self.class_metrics = metrics, dict[str, ClassMetric]()  # the latter when classes are known
         self.models = nn.ModuleList()  # one for each architecture, which its clients use in turn
@@ -297,7 +308,7 @@ class Federation(L.LightningModule):
         """Begin the Trainer's current round: hand its cohort to the engine; see :class:`~pfl_lightning.round.Round`."""
         trainer, data = self.trainer, self.data
         cohort = data.current_cohort()[: int(trainer.num_training_batches)]
-        given = self.clients, self.server, data, self.environment, traffic, guard, on_client_error
+        given = self.clients, self.server, data, self.environment, traffic, guard, on_client_error, self.robust
         begun = Round(trainer.current_epoch, cohort, *given)
         if self.mechanism is not None:
             begun.mechanism = self.mechanism

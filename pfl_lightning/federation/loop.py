@@ -79,6 +79,7 @@ class RoundLoop(L.Callback):
         self.rounds, self.seconds = 0, 0.0
         self.loss = math.nan  # mean training loss of the last round
         self.undone = 0  # rounds in a row
+        self.left_out = Counter[int]()  # rounds in which the robust rule has left out a client's update
         self._sound = False  # the last round, as far as can be told before the next
         self._start = 0.0
         self._in_round, self.aggregated, self._goes_on = False, True, True
@@ -124,7 +125,7 @@ class RoundLoop(L.Callback):
             self.begin()  # those were another Trainer's fit's; a checkpoint's are loaded after this
         data: Any = pl_module.data
         clients = data.participating
-        size = len(draw_clients("cohort", self.cohort, len(clients), 0))
+        size = self._size = len(draw_clients("cohort", self.cohort, len(clients), 0))
         if self.min_clients > size:
             raise ConfigurationError(
                 f"min_clients is {self.min_clients}, but a round has {size} clients (cohort={self.cohort!r})"
@@ -155,12 +156,15 @@ class RoundLoop(L.Callback):
         """Go on where a checkpoint or an error left off; the curves of rounds that are repeated leave TensorBoard.
 
         Raises:
-            ConfigurationError: The checkpoint has more rounds than the run is to have.
+            ConfigurationError: The checkpoint has more rounds than the run is to have, or the cohorts are too small or
+                too large for the robust rule.
         """
         callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
         self.simulated = next((one.simulation for one in callbacks if hasattr(one, "simulation")), None)
-        outer.go_on(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
         federation: Any = pl_module
+        if federation.robust is not None:
+            federation.robust.check_cohort(self._size, federation.server)
+        outer.go_on(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
         if federation.mechanism is not None:
             federation.mechanism.check_budget(
                 self._rates(trainer, len(federation.data.participating)), trainer.max_epochs
@@ -243,6 +247,7 @@ class RoundLoop(L.Callback):
         growth = self._round.close(self.min_clients if self._round.mechanism is None else 0)
         self.undone = 0 if growth.fault is None else self.undone + 1
         self._sound = growth.fault is None and growth.factor <= MAX_GROWTH
+        self.left_out.update(self._round.left_out)
         if self.undone >= MAX_ROLLBACKS:
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
@@ -288,6 +293,11 @@ class RoundLoop(L.Callback):
     def closed_traffic(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes up and down of the rounds that are over, by kind, without those of one that was interrupted."""
         return (self.traffic.up, self.traffic.down) if self.aggregated else self._before_round
+
+    @property
+    def current_round(self) -> Round | None:
+        """The round under way, or the last; ``None`` before the first."""
+        return self._round
 
     @property
     def results(self) -> list[FitResult]:
@@ -337,6 +347,7 @@ class RoundLoop(L.Callback):
             "sound": self._sound,
             "guard": self.guard.state_dict(),
             "updates": self.updates.state_dict(),
+            "left_out": dict(self.left_out),
             "up": dict(self.traffic.up),
             "down": dict(self.traffic.down),
         }
@@ -369,6 +380,7 @@ class RoundLoop(L.Callback):
         self.undone, self._sound = state_dict["undone"], state_dict["sound"]
         self.guard.load_state_dict(state_dict["guard"])
         self.updates.load_state_dict(state_dict["updates"])
+        self.left_out = Counter(state_dict.get("left_out", {}))  # which earlier versions do not have
         self.traffic.up, self.traffic.down = Counter(state_dict["up"]), Counter(state_dict["down"])
 
 

@@ -30,6 +30,7 @@ def saved_content(federation: Federation) -> dict[str, Any]:
         "server_optimizer": _server_optimizer(federation),
         "seed": federation.seed,
         **({} if federation.mechanism is None else {"privacy": federation.mechanism.state_dict()}),
+        "robust": repr(federation.robust),
         **federation.fingerprints,
         "engine_choices": dict(federation.engine.choices),
         "round": federation.round,
@@ -75,7 +76,7 @@ def _server_optimizer(federation: Federation) -> str | None:
 
 def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]:
     """In what a fit that goes on from a checkpoint differs from the checkpoint's run."""
-    for name, now in {"seed": federation.seed, **_continuity(federation)}.items():
+    for name, now in {"seed": federation.seed, "robust": repr(federation.robust), **_continuity(federation)}.items():
         if None not in (before := state.get(name), now) and before != now:
             yield (
                 f"the checkpoint was made with {name} {before!r}, this run has {now!r}: what follows will differ "

@@ -123,6 +123,8 @@ def build(federation: Federation, data: FederatedData) -> None:
         )
     if federation.server_optimizer is not None:
         server.use_optimizer(converted[0], federation.server_optimizer)
+    if federation.robust is not None:
+        federation.robust.check_server(server, type(converted[0]).__name__)
     federation.server = cast(Aggregator, convert(server))
     if federation.privacy is not None:
         participating = len(data.participating)

@@ -10,6 +10,7 @@
 ``clustering``, ``prototypes``                    k-means, prototypes of clusters and Calibre's losses on them
 ``inner_loop``                                    a network at given parameters, inner gradient steps (APFL, pFedMe)
 ``neighbors``                                     accuracy of the nearest neighbor, probabilities of the k nearest
+``robust``                                        averages that a few inputs cannot move at will, scores of Krum
 ``low_rank``                                      codec that keeps a share of a tensor's squared norm (FedKD)
 ``representations``                               measures for the inspection of trained encoders
 ``numerics``                                      shapes and precision, sums and products, square roots safe at zero

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 SETTINGS = (
-    *("model.method", "model.encoder", "model.server_optimizer", "model.privacy", "data", "loop", "stragglers"),
-    *("personalize", "trainer.precision", "trainer.gradient_clip_val"),
+    *("model.method", "model.encoder", "model.server_optimizer", "model.privacy", "model.robust", "data", "loop"),
+    *("stragglers", "personalize", "trainer.precision", "trainer.gradient_clip_val"),
     *("trainer.limit_train_batches", "trainer.limit_val_batches", "trainer.limit_test_batches"),
 )
 """Settings that runs of one configuration share; their seeds may differ."""

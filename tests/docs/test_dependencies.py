@@ -36,6 +36,7 @@ ALLOWED = {
     "server_optimizers": {"checks"},
     "client": BASES | {"functional", "state", "server"},
     "privacy": BASES | {"functional", "client", "server"},
+    "robust": BASES | {"functional", "server"},
     "learner": BASES | {"functional", "state"},
     "self_supervised": BASES | {"functional", "state", "client", "server"},
     "methods": BASES

@@ -26,6 +26,7 @@ PAPERS = {
     "fedpac": "FedPAC",
 }
 OF_NO_PAPER = {"digits", "digits-fedamp", "digits-fedas", "digits-methods", "further-methods", "leaderboard"}
+OF_NO_PAPER |= {"robust", "robust-cifar10"}
 """Methods of the papers whose tables ship, by the first word of the studies' names."""
 
 

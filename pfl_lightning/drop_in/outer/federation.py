@@ -36,6 +36,7 @@ from pfl_lightning.lightning_private import hyperparameters_of, trainer_or_none
 from pfl_lightning.messages import State
 from pfl_lightning.phases import Personalization
 from pfl_lightning.privacy import ClientPrivacy
+from pfl_lightning.robust import Robust
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.checkpoints import python_numbers
 
@@ -60,6 +61,7 @@ class ModuleFederation(UserHooks):
         seed: Seed of everything random.
         server_optimizer: Makes the optimizer of the server.
         privacy: Client-level differential privacy.
+        robust: Rule against lying clients.
     """
 
     tests_in_fits = False
@@ -78,9 +80,11 @@ class ModuleFederation(UserHooks):
         seed: int | None,
         server_optimizer: MakeOptimizer | None = None,
         privacy: ClientPrivacy | None = None,
+        robust: Robust | None = None,
     ) -> None:
         method = partial(parts.method, **parts.settings)
         options: dict[str, Any] = {"seed": seed, "server_optimizer": server_optimizer, "privacy": privacy}
+        options["robust"] = robust
         super().__init__(method, type(module), engine=engine or TrainerEngine(), **options)
         self._parts, self.owner = parts, UserModuleOwner(module)
         if plain_state(module):  # otherwise it makes its layers in setup
