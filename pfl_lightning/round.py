@@ -214,8 +214,8 @@ class Round:
                 self._waiting.append(each)
             else:
                 self.guard.remove(each.norms)
-                error = simulated.put_off(each.result, each.sent)
-                self.results[each.place] = replace(self.results[each.place], error=error)
+                own = self.results[each.place]
+                self.results[each.place] = replace(own, error=simulated.put_off(each.result, each.sent))
         for late in simulated.end_round():
             sent = self.server.broadcast(late.update["client"], self.number)
             result = late.result(self.server.update_class, sent, simulated.discount)

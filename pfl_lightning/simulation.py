@@ -94,8 +94,7 @@ class Simulation:
     def __init__(self, fleet: Fleet, deadline: float | None, over_selection: float, late: str, discount: float) -> None:
         self.fleet, self.deadline = fleet, math.inf if deadline is None else deadline
         self.over_selection, self.late, self.discount = over_selection, late, discount
-        self.clock, self.pending = 0.0, list[LateUpdate]()
-        self._wanted = 0
+        self.clock, self.pending, self._wanted = 0.0, list[LateUpdate](), 0
 
     def choose(self, round: int, sample: Sequence[int], clients: Sequence[int]) -> list[int]:
         """Those of a sample who are there, and further clients in the places of others; never empty.
@@ -105,6 +104,7 @@ class Simulation:
             sample: Clients that the loop has drawn.
             clients: All that may take part.
         """
+        self.pending = [late for late in self.pending if late.update["round"] != round]  # of a try that was interrupted
         self._wanted = len(sample)
         most = min(len(clients), math.ceil(self.over_selection * len(sample) - 1e-9))
         generator = np.random.default_rng(self.fleet.seed_of_further(round))
@@ -122,7 +122,6 @@ class Simulation:
         self._round, self._paces, self.left_out = round, dict[int, Pace](), dict[int, str]()
         self._reports, self.overdue = dict[int, float](), set[int]()  # seconds until the update is there
         self.waits = len(cohort) > self._wanted
-        self.pending = [late for late in self.pending if late.update["round"] != round]  # of a try that was interrupted
         for client in cohort:
             self._paces[client] = self.fleet.pace(client, self.clock)
             if not self._is_there(client, round):
@@ -156,9 +155,8 @@ class Simulation:
 
     def put_off(self, result: FitResult, sent: Broadcast) -> StragglerError:
         """Why an update that is not among the first is left out; under ``late="next"`` it is kept for a later round."""
-        reason = f"{self._wanted} others are faster"
+        reason = "its update comes in a later round" if self.late == "next" else f"{self._wanted} others are faster"
         if self.late == "next":
-            reason = "its update comes in a later round"
             self.pending.append(LateUpdate.of(result, sent, self.clock + self._reports[result.client]))
         return StragglerError(result.client, self._round, reason)
 

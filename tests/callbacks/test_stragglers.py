@@ -4,6 +4,7 @@ import json
 import math
 from functools import partial
 
+import lightning as L
 import pytest
 import torch
 from _helpers.resume import play
@@ -28,7 +29,7 @@ from pfl_lightning.callbacks import Devices, FederatedLoop, Stragglers
 from pfl_lightning.devices import Fleet
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import draw_clients
-from pfl_lightning.methods import FedAvg, FedPer, FedProto
+from pfl_lightning.methods import FedAvg, FedPer, FedProto, LocalOnly
 from pfl_lightning.privacy import ClientPrivacy
 from pfl_lightning.seeding import Purpose, seeded_generator
 from pfl_lightning.simulation import Simulation
@@ -231,6 +232,32 @@ def test_a_resumed_run_is_as_an_uninterrupted_one(tmp_path, late):
     assert histories[0] == histories[1]
     assert found[0]["simulated_seconds"] == found[1]["simulated_seconds"] == own.simulation.clock
     assert histories[0][-1]["simulated_seconds"] == own.simulation.clock
+
+
+class Stops(L.Callback):
+    """Ends a fit in the middle of a round, once."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx, hasattr(self, "stopped")) == (3, 0, False):
+            self.stopped = True
+            raise RuntimeError("stopped")
+
+
+def test_a_round_that_was_interrupted_is_played_again(three):
+    """Client 1, whose update is late in round 4, is no busy client of its second try."""
+    expected, _ = three(5, deadline=10.5, late="next", cohorts=([1, 0, 2],))
+    own = Stragglers(Devices(expected.trainer.callbacks[1].devices.trace, transfer_seconds=0.5), 10.5, late="next")
+    federation, data = Federation(FIT, tiny_encoder, seed=SEED), Toy(LABELS[:3])
+    trainer = quiet_trainer(5, GivenCohorts([1, 0, 2]), own, Stops(), precision="64-true")
+    with pytest.raises(RuntimeError, match="stopped"):
+        trainer.fit(federation, datamodule=data)
+    trainer.fit(federation, datamodule=data)
+    assert_same(whole_state(federation), whole_state(expected))
+
+
+def test_late_updates_of_clients_that_share_nothing(three):
+    federation, _ = three(2, fit=partial(LocalOnly, lr=0.1, epochs=2), deadline=20.5, late="next")
+    assert federation.rounds_trained == [2, 2, 1]
 
 
 # ---------------------------------------------------------------------- what is drawn, and what it costs
