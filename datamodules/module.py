@@ -328,6 +328,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Loader of the ids of the evaluated clients, the same as for validation."""
         return self.val_dataloader()
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leave the numbers of clients on the host; engines bring the clients' own batches to the device."""
+        return batch
+
     def current_cohort(self) -> list[int]:
         """Ids of the current round's clients."""
         if self.cohort is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from pfl_lightning.checks import check_number
-from pfl_lightning.messages import magnitude
+from pfl_lightning.functional.tensor_lists import magnitudes
 from pfl_lightning.state.image import Snapshot
 from pfl_lightning.state.tensors import tensors_in
 
@@ -153,7 +153,7 @@ class Learner(nn.Module):
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether no tensor holds NaN or infinity."""
-    return all(math.isfinite(magnitude(tensor)) for tensor in tensors)
+    return all(map(math.isfinite, magnitudes(list(tensors))))
 
 
 def warn_of_taken_back(what: str, round: int, remedy: str, stacklevel: int = 3) -> None:

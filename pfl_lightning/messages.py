@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
+from pfl_lightning.functional.tensor_lists import HOST, all_within, magnitudes, moved
 
 __all__ = ["LARGEST", "TELLS", "Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "magnitude"]
 __all__ += ["statistics_field", "weight_field"]
@@ -39,10 +40,6 @@ LARGEST = 1e12
 """Numbers beyond it, positive or negative, are refused like NaN, and so are numbers of samples: no training that goes
 well comes near it, and sums of squares of smaller numbers are finite in single precision."""
 
-_FLOATS, _WHOLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16), (torch.int64, torch.int32, torch.int16)
-COMPARED = frozenset((*_FLOATS, *_WHOLE, torch.int8, torch.uint8, torch.bool))
-"""Types for which torch finds the extremes; others are converted."""
-
 
 def magnitude(tensor: Tensor) -> float:
     """Largest absolute value of a dense tensor; NaN if there is one, and 0 without any number.
@@ -53,13 +50,7 @@ def magnitude(tensor: Tensor) -> float:
         >>> magnitude(torch.tensor([1.0, -3.0])), magnitude(torch.tensor([float("nan"), 1.0])), magnitude(torch.ones(0))
         (3.0, nan, 0.0)
     """
-    if tensor.numel() == 0:
-        return 0.0
-    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    if real.dtype not in COMPARED or real.device.type == "mps":  # such as float8
-        real = real.cpu().double()
-    smallest, largest = torch.stack(real.aminmax()).tolist()  # one pass and one wait for the device
-    return float(max(largest, -smallest))
+    return magnitudes([tensor])[0]
 
 
 def is_covariance(value: Tensor) -> bool:
@@ -184,9 +175,12 @@ class Message:
 
     def to(self, device: torch.device) -> Self:
         """The message with its content on a device; itself if all of it is there."""
-        if all(tensor.device == device for _, _, tensor in self.tensors()):
+        own = [tensor for _, _, tensor in self.tensors()]
+        there = moved(own, device)
+        arrived = iter(there)
+        if all(one is other for one, other in zip(own, there, strict=True)):
             return self
-        return self.with_tensors(lambda tensor: tensor.to(device))
+        return self.with_tensors(lambda _: next(arrived))
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The message with every tensor of its content changed."""
@@ -231,7 +225,7 @@ class Message:
     def check_content(
         self, sizes: Mapping[str, int], holds: Callable[[str], bool], sent: Callable[[], Message] | None = None
     ) -> None:
-        """Refuse content that differs from the fields' declarations: every tensor is read once.
+        """Refuse content that differs from the fields' declarations: every tensor is read once, with one wait.
 
         Args:
             sizes: What the symbols of shapes stand for, as far as known.
@@ -243,6 +237,8 @@ class Message:
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
         """
         sizes = dict(sizes)  # free symbols join in this message alone
+        dense = [tensor for _, _, tensor in self.tensors() if _kind_error(tensor) is None]
+        within = all_within(dense, LARGEST)
         for declared in fields(self):
             schema = declared.metadata.get("schema")
             if schema is None:
@@ -258,9 +254,9 @@ class Message:
                 self._check_shape(name, value, schema.shape, sizes)
             if isinstance(value, Mapping):
                 for key, tensor in value.items():
-                    self._check_tensor(f"{name}.{key}", tensor, schema, sizes, sent)
+                    self._check_tensor(f"{name}.{key}", tensor, schema, sizes, sent, within)
             elif value is not None:
-                self._check_tensor(name, value, schema, sizes, sent)
+                self._check_tensor(name, value, schema, sizes, sent, within)
 
     def _check_shape(self, name: str, value: Tensor, shape: str, sizes: dict[str, int]) -> None:
         got, symbols = tuple(value.shape), shape.split()
@@ -272,21 +268,28 @@ class Message:
             self.refuse(f"{name} has shape {got}, expected {str(expected).replace(chr(39), '')}")
 
     def _check_tensor(
-        self, name: str, value: Any, schema: FieldSchema, sizes: Mapping[str, int], sent: Callable[[], Message] | None
+        self,
+        name: str,
+        value: Any,
+        schema: FieldSchema,
+        sizes: Mapping[str, int],
+        sent: Callable[[], Message] | None,
+        within: bool,
     ) -> None:
         if not isinstance(value, Tensor):
             self.refuse(f"{name} is a {type(value).__name__}, expected a tensor")
-        if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_quantized:
-            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+        kind = _kind_error(value)
+        if kind is not None:
             self.refuse(f"{name} is a tensor of the kind {kind}, expected a dense one; send tensor.to_dense()")
         if schema.dtype is not None and value.dtype != schema.dtype:
             self.refuse(f"{name} has dtype {value.dtype}, expected {schema.dtype}")
         if schema.floating and not value.is_floating_point():
             self.refuse(f"{name} has dtype {value.dtype}, expected a floating-point one")
-        if not magnitude(value) <= LARGEST:
+        if not within and not magnitude(value) <= LARGEST:
             self._refuse_unless_sent(name, value, sent)
         if (schema.at_least, schema.below, schema.total) == (None,) * 3 and not schema.ascending | schema.covariance:
             return
+        value = value.to(HOST)  # all that is to be known of it, by one copy
         wanted = schema.range_error(value, sizes)
         if (
             wanted is None
@@ -310,6 +313,13 @@ class Message:
             self.refuse(
                 f"{name} holds values of up to {magnitude(value):.1e}, expected at most {LARGEST:.0e}; {remedy}"
             )
+
+
+def _kind_error(value: Tensor) -> str | None:
+    """Kind of a tensor that is not a dense one with numbers; ``None`` of the others."""
+    if value.is_meta or value.is_quantized:
+        return "meta" if value.is_meta else "quantized"
+    return str(value.layout) if value.layout != torch.strided or value.is_nested else None
 
 
 @dataclass(frozen=True, kw_only=True)

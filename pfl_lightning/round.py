@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, InvalidMessageError
+from pfl_lightning.functional.tensor_lists import magnitudes
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.notices import named_clients, shown_before
@@ -329,12 +331,7 @@ class Round:
             shown = int(update.round) + 1 if isinstance(update.round, Integral) else repr(update.round)
             reason = f"the update calls itself that of client {numbers[0]!r}, round {shown}"
             raise InvalidMessageError(result.client, self.number, reason)
-        for name, tensor in result.personal.items():  # which is finite, as the engine has seen
-            if not magnitude(tensor) > LARGEST:
-                continue
-            if not magnitude(tensor) <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
-                reason = f"{name}, which it keeps, holds values of up to {magnitude(tensor):.1e}, expected at most "
-                raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
+        self._check_personal(result)
         self.traffic.up.update(update.bytes_by_kind())
         server.check(update)
         if update.num_samples != result.num_samples:  # which the engine has counted
@@ -342,6 +339,22 @@ class Round:
                 f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
                 "the client has trained on: send context.data.num_samples, and other weights in a further field"
             )
+
+    def _check_personal(self, result: FitResult) -> None:
+        """Refuse a personal state that is not finite or of absurd numbers, which the server never sees."""
+        unset = self.clients.model_of(result.client).uninitialized_buffers
+        sizes = magnitudes(list(result.personal.values()))
+        for (name, tensor), size in zip(result.personal.items(), sizes, strict=True):
+            if tensor.is_floating_point() and name not in unset and not math.isfinite(size):
+                raise ClientError(
+                    result.client,
+                    self.number,
+                    f"{name} is not finite after the local fit; lower the learning rate, clip the gradient, "
+                    "or look at this client's data",
+                )
+            if size > LARGEST and not size <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
+                reason = f"{name}, which it keeps, holds values of up to {size:.1e}, expected at most "
+                raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
 
     def close(self, min_clients: int = 1) -> Growth:
         """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.

@@ -51,6 +51,8 @@ class IsolationCheck:
         self._frozen: dict[str, Tensor] = {}
         self.matched: dict[tuple[Any, ...], Iterable[str]] = {}
         """Names that patterns fit: matching takes longer than a step of a small model, and names do not change."""
+        self.steady = set[tuple[Any, ...]]()
+        """Phases and modes in which the encoder has given what it gives in evaluation."""
         self.buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
         """Non-persistent buffers of each module as they were before an evaluation was prepared."""
 

@@ -20,7 +20,8 @@ from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationErro
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import public_for
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitResult, FitTask
-from pfl_lightning.messages import ClientUpdate, State, magnitude
+from pfl_lightning.functional.tensor_lists import HOST, moved
+from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.clients import split_attributes
@@ -96,9 +97,9 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
         isolation.begin(client)
     if client.buffers_change:
         client.restore_buffers()
-    load_state(client, task.personal)
-    # The client may keep tensors of the message, which belong where its model is.
-    client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
+    personal, broadcast = _delivered(client, task.personal, task.broadcast)
+    load_state(client, personal)
+    client.receive(broadcast)
     if client.user_module is not None:
         client.user_module.recall(split_attributes(task.resume_state)[1] if task.resume_state else b"")
     if client.frozen:
@@ -108,6 +109,15 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
         fits, _, client.loss_scale = (task.resume_state or b"").partition(b" ")
         earlier = int(fits or 0) if client.schedule == "continue" else earlier
     return replace(task.context, earlier_fits=earlier)
+
+
+def _delivered(client: FederatedClient, state: State, message: Broadcast) -> tuple[State, Broadcast]:
+    """A client's stored state and a message to it where its model is, which may keep the message's tensors."""
+    if client.device.type == "cpu":
+        return state, message
+    sent = [tensor for _, _, tensor in message.tensors()]
+    arrived = iter(moved([*state.values(), *sent], client.device))
+    return dict(zip(state, arrived, strict=False)), message.with_tensors(lambda _: next(arrived))
 
 
 def failure(error: Exception, client: FederatedClient, context: FitContext, environment: FitEnvironment) -> ClientError:
@@ -168,11 +178,9 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
     """Return the upload of a trained client, and its personal state (not copied).
 
     The personal state is read after ``make_update``, which may still change it: a method may compute statistics with
-    its model, or replace a part of it, before it uploads. The update is not checked here but by the server, once. The
-    personal state, which the server never sees, is.
+    its model, or replace a part of it, before it uploads. Neither is checked here, but once, when the round takes them.
 
     Raises:
-        ClientError: The personal state is not finite.
         ConfigurationError: The fit has changed what is frozen, or has added a parameter or buffer.
     """
     isolation = client.isolation or IsolationCheck.of(client)
@@ -187,16 +195,6 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
         isolation.check_added(client)
         kept = isolation.matched["kept", *state] = client.kept_names()
     personal = {name: state[name] for name in kept}
-    for name, tensor in personal.items():
-        if name in client.uninitialized_buffers or not tensor.is_floating_point():
-            continue
-        if not math.isfinite(magnitude(tensor)):
-            raise ClientError(
-                context.client,
-                context.round,
-                f"{name} is not finite after the local fit; lower the learning rate, clip the gradient, "
-                "or look at this client's data",
-            )
     return update, personal
 
 
@@ -274,6 +272,20 @@ def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Ph
         )
 
 
+def checked_means(steps: Mapping[str, Sequence[Tensor]], context: FitContext, phase: Phase) -> dict[str, float]:
+    """Means of the loss terms of a phase's steps so far, by one wait; see :func:`check_finite_losses`."""
+    means = means_of(steps)
+    if not math.isfinite(means.get("loss", 0.0)):  # of finite losses, too, where their sum is not
+        check_finite_losses(steps["loss"], context, phase)
+    return means
+
+
+def means_of(steps: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
+    """Means of the values of all steps, by one wait."""
+    means = [torch.stack(list(values)).float().mean() for values in steps.values()]
+    return {name: float(mean) for name, mean in zip(steps, moved(means, HOST), strict=True)}
+
+
 # ---------------------------------------------------------------------- before an evaluation
 
 
@@ -289,13 +301,14 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
         IsolationCheck.of(client).buffers = _buffers(client)
     if client.buffers_change:
         client.restore_buffers()
+    stored, broadcast = _delivered(client, task.stored, task.broadcast)
     if not task.trained:
-        load_state(client, task.stored)
-    client.receive(task.broadcast if client.device.type == "cpu" else task.broadcast.to(client.device))
+        load_state(client, stored)
+    client.receive(broadcast)
     if client.user_module is not None:
         client.user_module.recall(task.attributes)
     if task.trained:
-        load_state(client, task.stored)  # over the received weights; what else was received stays
+        load_state(client, stored)  # over the received weights; what else was received stays
     if prepares:
         _prepare(client, task.context, environment)
 

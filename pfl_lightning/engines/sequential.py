@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import check_finite_losses, trains
+from pfl_lightning.engines.isolation_check import IsolationCheck
+from pfl_lightning.engines.lifecycle import checked_means, means_of, trains
 from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
@@ -90,7 +91,7 @@ class SequentialEngine(Engine):
         for entry in schedulers:
             advance(entry.scheduler, client, phase, context, phase.epochs * ((length or 0) if entry.every_step else 1))
         batches = getattr(loader, "batches", None)  # of several loaders, as a project's Trainer combines them
-        steps: dict[str, list[Tensor]] = {}
+        steps, means = dict[str, list[Tensor]](), dict[str, float]()
         features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None
         if features is not None and not loader.augmented:
             loader = loader.with_inputs(features)
@@ -131,18 +132,19 @@ class SequentialEngine(Engine):
                             entry.scheduler.step()
                     module.on_train_batch_end(output, batch, index)
                 module.on_train_epoch_end()
-                check_finite_losses(steps["loss"], context, phase)
+                means = checked_means(steps, context, phase)
                 if is_cut:
                     break
                 for entry in schedulers:
                     if not entry.every_step:
                         entry.scheduler.step()
             module.on_train_end()
-        means = {name: float(torch.stack(values).float().mean()) for name, values in (steps | logged).items()}
         skipped = [found for found in taken if found is not None]  # read once: a step would wait for the device
         if scaler is not None:
             client.loss_scale = json.dumps(scaler.state_dict()).encode()
-        return PhaseResult(means, len(taken) - (int(torch.stack(skipped).sum()) if skipped else 0), is_cut)
+        return PhaseResult(
+            means | means_of(logged), len(taken) - (int(torch.stack(skipped).sum()) if skipped else 0), is_cut
+        )
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor
@@ -195,9 +197,19 @@ def frozen_features(client: FederatedClient, context: FitContext) -> Tensor | No
         and not trains(client.encoder)
         and client.steps_on_features()
         and not is_overridden("on_after_batch_transfer", client)
-        and _is_as_in_evaluation(client.encoder, context)
+        and _is_known_to_be_steady(client, context)
     )
     return data.features(client.encoder)[0] if usable else None
+
+
+def _is_known_to_be_steady(client: FederatedClient, context: FitContext) -> bool:
+    """Whether the encoder was found to give what it gives in evaluation, in this phase and these modes; else try it."""
+    sample, known = context.data.tensors()[0][:TRIED], IsolationCheck.of(client).steady
+    modes = (module.training for module in client.encoder.modules())
+    key = (client.phase.name, id(client.encoder), sample.shape, sample.dtype, *modes)
+    if key not in known and _is_as_in_evaluation(client.encoder, context):
+        known.add(key)
+    return key in known
 
 
 @torch.no_grad()

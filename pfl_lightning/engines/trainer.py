@@ -21,7 +21,7 @@ from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
-from pfl_lightning.engines.lifecycle import check_finite_losses
+from pfl_lightning.engines.lifecycle import check_finite_losses, means_of
 from pfl_lightning.engines.schedules import StepCount, advance
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
@@ -113,9 +113,8 @@ class TrainerEngine(Engine):
             logged = client.fit_under_trainer(make_trainer, context, generator)
         if watch.error is not None:
             raise watch.error
-        losses = {name: float(torch.stack(values).float().mean()) for name, values in watch.steps.items()}
         logged = {n: v for n, v in logged.items() if n not in watch.steps}
-        return PhaseResult(losses | logged, watch.count.num_steps, watch.is_cut)
+        return PhaseResult(means_of(watch.steps) | logged, watch.count.num_steps, watch.is_cut)
 
     def make_trainer(
         self,

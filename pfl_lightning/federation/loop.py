@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import lightning as L
 import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
@@ -268,7 +269,8 @@ class RoundLoop(L.Callback):
         self.loss = metrics.get("train/loss", math.nan)
         in_bar = {name for result in self._round.results for name in result.progress_bar_names}
         for name, value in metrics.items():
-            pl_module.log(name, value, name in in_bar, logger=False, on_step=False, on_epoch=True, batch_size=1)
+            held = torch.tensor(value)  # on the host, where all that reads it is
+            pl_module.log(name, held, name in in_bar, logger=False, on_step=False, on_epoch=True, batch_size=1)
         exceeded = any(metrics.get(name, 0.0) > limit for name, limit in self.guard.limits.items())
         if exceeded or growth.factor > MAX_GROWTH:
             federation: Any = pl_module

@@ -14,6 +14,7 @@ from pfl_lightning.class_metrics import ClassMetric
 from pfl_lightning.data import SplitSource
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.context import FitContext, RunFacts
+from pfl_lightning.functional.tensor_lists import copied
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
 
@@ -141,7 +142,8 @@ class FitResult:
     def with_own_state(self) -> FitResult:
         """Return the result with copies of its tensors, which stay valid when the next client is fitted."""
         update = self.update.with_tensors(Tensor.clone) if isinstance(self.update, ClientUpdate) else self.update
-        return replace(self, update=update, personal={name: value.clone() for name, value in self.personal.items()})
+        own = dict(zip(self.personal, copied(list(self.personal.values())), strict=True))
+        return replace(self, update=update, personal=own)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@
 ``low_rank``                                      codec that keeps a share of a tensor's squared norm (FedKD)
 ``representations``                               measures for the inspection of trained encoders
 ``numerics``                                      shapes and precision, sums and products, square roots safe at zero
+``tensor_lists``                                  many tensors at once: one copy to a device, one wait, few launches
 ================================================  ==============================================================
 
 No function keeps state between calls; the two accumulators, ``RunningAverage`` and ``ClassStatistics``, belong to the

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.functional.numerics import float64_device
+from pfl_lightning.functional.tensor_lists import copied, moved
 
 
 class RunningAverage:
@@ -30,7 +31,8 @@ class RunningAverage:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        # Names of a sum: on a GPU all of a type lie one after another, so that few launches add them.
+        self._sums: list[tuple[tuple[str, ...], Tensor]] = []
         self._template: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         self.total_weight = 0.0
         """Sum of the weights so far."""
@@ -56,9 +58,14 @@ class RunningAverage:
             )
         if self._num_states == 0:
             self._template = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()}
+            groups: dict[tuple[torch.device, torch.dtype, str], list[str]] = {}
             for name, tensor in state.items():
-                dtype = torch.complex128 if tensor.is_complex() else torch.float64
-                self._sums[name] = torch.zeros(tensor.shape, dtype=dtype, device=float64_device(tensor.device))
+                alone = name if float64_device(tensor.device).type == "cpu" else ""
+                groups.setdefault((tensor.device, tensor.dtype, alone), []).append(name)
+            for (device, kind, _), alike in groups.items():
+                dtype = torch.complex128 if kind.is_complex else torch.float64
+                size = sum(state[name].numel() for name in alike)
+                self._sums.append((tuple(alike), torch.zeros(size, dtype=dtype, device=float64_device(device))))
         elif state.keys() != self._template.keys():
             raise ValueError(
                 f"state {self._num_states} does not have the names of state 0: missing "
@@ -72,9 +79,11 @@ class RunningAverage:
                     f"{tuple(shape)}: average only states of the same architecture"
                 )
         if weight > 0:
-            for name, total in self._sums.items():
+            for names, total in self._sums:
+                own = moved([state[name] for name in names], total.device)
                 # add_ promotes inside the kernel: the product and the sum are double, no double copy is made
-                total.add_(state[name].to(total.device), alpha=weight)
+                flat = [one.reshape(-1) for one in own]
+                total.add_(flat[0] if len(flat) == 1 else torch.cat(flat), alpha=weight)
         self.total_weight += weight
         self._num_states += 1
 
@@ -95,14 +104,18 @@ class RunningAverage:
                 f"an average needs a positive total weight, got {self.total_weight} from {self._num_states} states: "
                 "give at least one state a positive weight"
             )
-        average = {}
-        for name, total in self._sums.items():
-            _, dtype, device = self._template[name]
+        average = dict[str, Tensor]()
+        for names, total in self._sums:
+            _, dtype, device = self._template[names[0]]
             mean = total / self.total_weight
             if not (dtype.is_floating_point or dtype.is_complex):
                 mean = mean.round_()
-            average[name] = mean.to(dtype=dtype, device=device)
-        return average
+            shapes = [self._template[name][0] for name in names]
+            parts = mean.to(dtype=dtype, device=device).split([shape.numel() for shape in shapes])
+            own = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+            # In memory of their own, as one of them may outlast the others.
+            average.update(zip(names, own if len(own) == 1 else copied(own), strict=True))
+        return {name: average[name] for name in self._template}
 
 
 def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:

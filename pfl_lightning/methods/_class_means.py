@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics
+from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.learner import all_finite, warn_of_taken_back
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.server import Aggregator
@@ -110,7 +111,9 @@ def class_statistics(client: FederatedClient, context: FitContext, with_covarian
     Raises:
         ClientError: The features are not finite.
     """
-    features, labels = finite_features(client, context)
+    # On the host: their many small steps in double precision would each wait for a GPU.
+    features, labels = moved(client.features_of(context.data), HOST)
+    check_finite(features, context)
     statistics = ClassStatistics(client.num_classes, features.shape[1], with_covariances)
     statistics.update(features, labels)
     return statistics
@@ -125,9 +128,9 @@ def class_means_update(client: FederatedClient, context: FitContext) -> ClassMea
         round=context.round,
         num_samples=context.data.num_samples,
         classes=classes,
-        means=statistics.means[classes].to(client.statistics_like()),
+        means=statistics.means[classes].to(client.statistics_like().dtype),
         counts=statistics.counts[classes],
-    )
+    ).to(client.statistics_like().device)
 
 
 def spread(rows: Tensor, classes: Tensor, num_classes: int) -> Tensor:

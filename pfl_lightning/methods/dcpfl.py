@@ -153,9 +153,10 @@ class DCPFL(FederatedClient):
                     f"a class covariance of its features could not be decomposed ({error}); look for features that are "
                     "very large or nearly the same, lower the learning rate, or upload matrices (factors=False)",
                 ) from error
-            rows, ranks = rows.to(like), ranks[classes]
+            rows, ranks = rows.to(like.dtype), ranks[classes]
         elif calibrated:
-            matrices = like.new_zeros(len(classes), statistics.num_features, statistics.num_features)
+            width = statistics.num_features
+            matrices = torch.zeros(len(classes), width, width, dtype=like.dtype)
             places = {y: place for place, y in enumerate(classes.tolist())}
             for y, covariance in statistics.covariances_by_class().items():
                 matrices[places[y]] = covariance
@@ -164,12 +165,12 @@ class DCPFL(FederatedClient):
             round=context.round,
             num_samples=context.data.num_samples,
             classes=classes,
-            means=statistics.means[classes].to(like),
+            means=statistics.means[classes].to(like.dtype),
             counts=statistics.counts[classes],
             factors=rows,
             ranks=ranks,
             covariances=matrices,
-        )
+        ).to(like.device)
 
 
 class DCPFLAggregator(HeadAggregator):

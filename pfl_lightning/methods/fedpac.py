@@ -18,6 +18,7 @@ from pfl_lightning.functional import (
     feature_variance,
     weighted_class_means,
 )
+from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import ReceivedMeans, class_statistics
 from pfl_lightning.options import ClientOptions, Unpack
@@ -142,8 +143,9 @@ class FedPAC(FederatedClient):
         if self.alignment > 0:
             # Before the first aggregation there are no centroids at all, and no alignment.
             means, present = self.centroids.means, self.centroids.present
-            missing = (received.counts > 0).to(present.device) & ~present & present.any()
-            means.copy_(torch.where(missing[:, None], received.means.to(means), means))
+            held, own = moved([received.counts > 0, received.means.to(means.dtype)], means.device)
+            missing = held & (present < present.any())
+            means.copy_(torch.where(missing[:, None], own, means))
             present.logical_or_(missing)
         return received
 
@@ -156,15 +158,18 @@ class FedPAC(FederatedClient):
         return terms
 
     def make_update(self, context: FitContext, before: ClassStatistics) -> FedPACUpdate:
-        """The trained shared part, centroids at the trained encoder (17), and statistics at the received one."""
+        """The trained shared part, centroids at the trained encoder (17), and statistics at the received one.
+
+        Statistics stay on the host, where they are computed, checked and combined.
+        """
         trained = class_statistics(self, context) if self.alignment > 0 else None
-        like = self.statistics_like()
+        dtype = self.statistics_like().dtype
         return FedPACUpdate(
             **vars(super().make_update(context, before)),
-            centroids=trained.means.to(like) if trained else None,
-            counts=trained.counts.to(like.device) if trained else None,
-            weighted_means=weighted_class_means(before).to(like) if self.combination else None,
-            variance=feature_variance(before).to(like) if self.combination else None,
+            centroids=trained.means.to(dtype) if trained else None,
+            counts=trained.counts if trained else None,
+            weighted_means=weighted_class_means(before).to(dtype) if self.combination else None,
+            variance=feature_variance(before).to(dtype) if self.combination else None,
         )
 
 
@@ -223,7 +228,7 @@ class FedPACAggregator(Aggregator):
             self._centroid_sum += counts[:, None] * update.centroids.to("cpu", torch.float64)
             self._counts += counts
         if self.combination:
-            head = {name: update.weights[name].cpu() for name in self.heads.initial}
+            head = {name: update.weights[name] for name in self.heads.initial}
             self._cohort.append(replace(update, weights=head, centroids=None, counts=None))
 
     def aggregate(self) -> None:
@@ -233,8 +238,9 @@ class FedPACAggregator(Aggregator):
         if self.alignment > 0 and bool(self._counts.any()):
             present = self._counts > 0
             mean = self._centroid_sum / self._counts.clamp(min=1)[:, None]  # (19)
-            self.centroids.copy_(mean)
-            self.present.copy_(present)
+            found = moved([mean.to(self.centroids.dtype), present], self.centroids.device)
+            self.centroids.copy_(found[0])
+            self.present.copy_(found[1])
         if self._cohort:
             self._combine_heads()
         self._start_round()
@@ -248,10 +254,11 @@ class FedPACAggregator(Aggregator):
             threshold=self.threshold,
         )
         self.aggregation_weights = AggregationWeights(tuple(update.client for update in cohort), weights.cpu())
-        combined = {}
-        for name in self.heads.initial:
-            heads = torch.stack([update.weights[name].double() for update in cohort])
-            combined[name] = torch.einsum("ij,j...->i...", weights.double(), heads)  # (4)
+        combined, names = {}, list(self.heads.initial)
+        heads = moved([update.weights[name] for name in names for update in cohort], HOST)  # at once
+        for place, name in enumerate(names):
+            own = torch.stack(heads[place * len(cohort) : (place + 1) * len(cohort)]).double()
+            combined[name] = torch.einsum("ij,j...->i...", weights.double(), own)  # (4)
         for row, update in enumerate(cohort):
             self.heads.set(update.client, {name: rows[row] for name, rows in combined.items()})
 

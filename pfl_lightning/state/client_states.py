@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pfl_lightning.errors import CheckpointError, FederationError
+from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.messages import State
 
 __all__ = ["ClientStates", "Journal", "spill_to_disk"]
@@ -119,7 +120,8 @@ class ClientStates:
                 own = self.get(client).items() if self.written(client) else None
                 journal.rows[client] = None if own is None else {name: tensor.clone() for name, tensor in own}
         row = self._row_of.get(client, len(self._row_of))
-        self._write(row, {name: state[name][None] for name in self.initial})
+        rows = moved([state[name] for name in self.initial], HOST)
+        self._write(row, {name: one[None] for name, one in zip(self.initial, rows, strict=True)})
         self._row_of[client] = row
 
     def journal(self) -> Journal:

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl_lightning.messages import LARGEST, Message, magnitude
+from pfl_lightning.functional.tensor_lists import copied, magnitudes
+from pfl_lightning.messages import LARGEST, Message
 from pfl_lightning.state.client_states import ClientStates, Journal
 
 VALUES = (type(None), bool, int, float, complex, str, bytes)
@@ -195,6 +196,7 @@ class Snapshot:
 
     def __init__(self, server: nn.Module, extra_states: Sequence[ClientStates] = ()) -> None:
         self._tensors: dict[int, _Kept] = {}
+        fresh: list[tuple[Tensor, int]] = []  # with versions
         self._contents: list[tuple[Any, Any]] = []
         self._journals: list[tuple[ClientStates, Journal]] = []
         seen, left = set[int](), list[Any]([server, *extra_states])
@@ -207,8 +209,9 @@ class Snapshot:
                 version = -1 if value.is_inference() else value._version  # which those of inference mode do not have
                 kept = self.newest.get(id(value))
                 if kept is None or kept.tensor is not value or kept.version != version or version < 0:
-                    kept = self.newest[id(value)] = _Kept(value, version, value.detach().clone())
-                self._tensors[id(value)] = kept
+                    fresh.append((value, version))
+                else:
+                    self._tensors[id(value)] = kept
             elif isinstance(value, ClientStates):
                 self._journals.append((value, value.journal()))
             elif isinstance(value, np.ndarray):
@@ -224,6 +227,8 @@ class Snapshot:
                 left.extend((value._parameters, value._buffers, value._modules))
             elif hasattr(value, "__dict__"):
                 left.append(vars(value))
+        for (value, version), copy in zip(fresh, copied([value for value, _ in fresh]), strict=True):
+            self._tensors[id(value)] = self.newest[id(value)] = _Kept(value, version, copy)
         own = (*server.named_parameters(), *server.named_buffers())
         self._copies = {name: self._tensors[id(t)].copy for name, t in own if id(t) in self._tensors}
 
@@ -247,19 +252,21 @@ class Snapshot:
     def growth(self, server: nn.Module) -> Growth:
         """Change of the server's numbers since the snapshot."""
         found = Growth(None, 1.0, "")
-        for name, tensor in (*server.named_parameters(), *server.named_buffers()):
-            if tensor.layout != torch.strided:
-                continue
-            copy, now = self._copies.get(name), magnitude(tensor)
-            before = 0.0 if copy is None else magnitude(copy)
+        held = (*server.named_parameters(), *server.named_buffers())
+        tensors = {name: tensor for name, tensor in held if tensor.layout == torch.strided}
+        copies = {name: self._copies[name] for name in tensors if name in self._copies}
+        sizes = magnitudes([*tensors.values(), *copies.values()])
+        earlier = dict(zip(copies, sizes[len(tensors) :], strict=True))
+        for name, now in zip(tensors, sizes, strict=False):
+            before = earlier.get(name, 0.0)
             if not now <= LARGEST and before <= LARGEST:
                 return found._replace(fault=f"{name} holds {now:.3g} after the aggregation")
             factor = min(now / before, now) if before > 0 and "running_" not in name else 1.0
             if factor > found.factor:
                 found = Growth(None, factor, name)
         changed = [(client, *item) for s, j in self._journals for client in j.rows for item in s.get(client).items()]
-        for client, name, tensor in changed:
-            if not (now := magnitude(tensor)) <= LARGEST:
+        for (client, name, _), now in zip(changed, magnitudes([tensor for *_, tensor in changed]), strict=True):
+            if not now <= LARGEST:
                 return found._replace(fault=f"{name} of client {client} holds {now:.3g} after the aggregation")
         return found
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.tensor_lists import copied, write
 from pfl_lightning.messages import State
 
 __all__ = ["TensorDict", "load_state", "matching", "norm_names", "select_state", "tensors_in"]
@@ -63,7 +64,8 @@ def select_state(module: nn.Module, names: Iterable[str], *, clone: bool = True)
         {'bias': tensor([1., 2.])}
     """
     state = module.state_dict()
-    return {name: state[name].clone() if clone else state[name] for name in names}
+    chosen = {name: state[name] for name in names}
+    return dict(zip(chosen, copied(list(chosen.values())), strict=True)) if clone else chosen
 
 
 def norm_names(module: nn.Module, *, affine: bool) -> set[str]:
@@ -113,7 +115,7 @@ def load_state(module: nn.Module, state: State) -> None:
                 f"{name!r} of {type(module).__name__} has shape {tuple(own[name].shape)}, and what it is to take over "
                 f"has {tuple(value.shape)}"
             )
-        own[name].copy_(value)
+    write([own[name] for name in state], list(state.values()))
 
 
 class TensorDict(nn.Module):

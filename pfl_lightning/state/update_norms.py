@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfl_lightning.checks import check_number
+from pfl_lightning.functional.numerics import float64_device
+from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.messages import LARGEST, STATISTICS, Message, magnitude
 
 Norms = Mapping[str, float]
@@ -57,19 +60,23 @@ class UpdateGuard:
         if self.max_ratio is None:
             return {}, True
         before = {name: tensor for name, _, tensor in sent.tensors()}
-        names, found = [], []
+        found = dict[str, Tensor]()
         for name, _, tensor in update.tensors():
             if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
                 # With sums of squares that are finite, and a type that can be subtracted.
-                own = tensor if tensor.dtype == torch.float64 or tensor.is_complex() else tensor.float()
-                old = before.get(name)
-                if old is not None and old.shape == own.shape:
-                    own = own - old.to(own)
-                names.append(name)
-                found.append(torch.linalg.vector_norm(own).float())
+                found[name] = tensor if tensor.dtype == torch.float64 or tensor.is_complex() else tensor.float()
+        names = [name for name, own in found.items() if name in before and before[name].shape == own.shape]
+        # On a GPU if any of them is there, unless it has no double precision; what is elsewhere is sent by one copy.
+        device = next((one for own in found.values() if (one := float64_device(own.device)) != HOST), HOST)
+        near = moved([*found.values(), *(before[name] for name in names)], device)
+        found, olds = dict(zip(found, near, strict=False)), near[len(found) :]
+        if names:
+            alike = [old.to(found[name].dtype) for name, old in zip(names, olds, strict=True)]
+            found.update(zip(names, torch._foreach_sub([found[name] for name in names], alike), strict=True))
+        own_norms = torch._foreach_norm(list(found.values())) if found else []
+        values = torch.stack([norm.float() for norm in own_norms]).tolist() if found else []
         # A mask of -3e38 that comes back a little different is infinitely far.
-        values = torch.stack(found).tolist() if found else []
-        norms = {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
+        norms = {name: value for name, value in zip(found, values, strict=True) if math.isfinite(value)}
         for name, norm in norms.items():
             insort(self._sorted.setdefault(name, []), norm)
             self._round.setdefault(name, []).append(norm)

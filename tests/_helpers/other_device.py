@@ -8,6 +8,7 @@ its own, that of `other_device_cases`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ single = False
 
 products = {"device": 0, "cpu": 0}
 """Matrix products so far, by where they were."""
+
+watchers: list[Callable[[str, Any, Any], None]] = []
+"""Called with the name, the arguments and the result of every operation that involves the device."""
 
 
 def device() -> torch.device:
@@ -77,6 +81,8 @@ class DeviceTensor(torch.Tensor):
         return self.held.detach().__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
+        for watch in watchers:
+            watch("tolist", (self,), None)
         return self.held.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -133,7 +139,10 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return known[id(tensor)]
         return DeviceTensor(tensor) if on_device else tensor
 
-    return tree_map_only(torch.Tensor, placed, result)
+    result = tree_map_only(torch.Tensor, placed, result)
+    for watch in watchers if there or on_device else ():
+        watch(name, args, result)
+    return result
 
 
 def check_places(name: str, args: Any, here: list[torch.Tensor]) -> None:

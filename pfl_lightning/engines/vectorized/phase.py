@@ -20,6 +20,7 @@ from pfl_lightning.engines.vectorized.step import FEW, Batches, Computation, Mea
 from pfl_lightning.errors import NonFiniteLossError
 from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.tasks import FitEnvironment
+from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.seeding import seeded_generator
 
 Batch = tuple[Tensor, ...]
@@ -270,4 +271,4 @@ def train(
             stack.members[row].num_steps += 1
             if stream.epoch_ended:
                 optimizer.after_epoch(row)
-    return {name: values.cpu() for name, values in losses.items()}  # once for all clients
+    return dict(zip(losses, moved(list(losses.values()), HOST), strict=True))  # once for all clients

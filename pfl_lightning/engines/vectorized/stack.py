@@ -14,9 +14,10 @@ from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, load_ow
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask
+from pfl_lightning.functional.tensor_lists import copied, write
 from pfl_lightning.messages import State
 from pfl_lightning.seeding import GeneratorStates, Purpose, derive_seed, torch_seed
-from pfl_lightning.state.tensors import TensorDict
+from pfl_lightning.state.tensors import TensorDict, load_state
 
 
 @dataclass(eq=False)
@@ -105,7 +106,7 @@ def prepare_evaluation(
 def full_state(client: FederatedClient) -> dict[str, Tensor]:
     """Copies of all parameters and buffers, the non-persistent ones included."""
     tensors = {**dict(client.named_parameters()), **dict(client.named_buffers())}
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return dict(zip(tensors, copied(list(tensors.values())), strict=True))
 
 
 def places_of(client: FederatedClient) -> dict[str, str]:
@@ -156,14 +157,12 @@ def put_state(client: FederatedClient, state: State) -> None:
                 delattr(module, key)
             else:
                 module._buffers[key] = None
-    for name, value in state.items():
-        if name in own:
-            own[name].copy_(value)
-        else:
-            fresh = value.clone()
-            for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
-                prefix, _, key = place.rpartition(".")
-                client.get_submodule(prefix).register_buffer(key, fresh, persistent=False)
+    load_state(client, {name: value for name, value in state.items() if name in own})
+    others = [name for name in state if name not in own]
+    for name, fresh in zip(others, copied([state[name] for name in others]), strict=True):
+        for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
+            prefix, _, key = place.rpartition(".")
+            client.get_submodule(prefix).register_buffer(key, fresh, persistent=False)
 
 
 class Stack:
@@ -180,7 +179,11 @@ class Stack:
         for member in members:
             member.state = {}
         for name in list(states[0]):
-            self.tensors[name] = torch.stack([state.pop(name) for state in states])
+            first = states[0][name]
+            self.tensors[name] = first.new_empty((len(states), *first.shape))
+        while states:  # each is free again as soon as it is written
+            row, state = len(members) - len(states), states.pop(0)
+            write([tensor[row] for tensor in self.tensors.values()], list(state.values()))
 
     def row(self, member: Member) -> dict[str, Tensor]:
         """State of one client; views, not copies."""
