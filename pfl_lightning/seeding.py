@@ -162,7 +162,7 @@ def torch_seed(seed: int, *, python: bool = False) -> Iterator[None]:
         >>> torch.equal(linear().weight, linear().weight)
         True
     """
-    before = [(device, _state_of(device)) for device in _devices()]
+    before = [(device, _state_of(device)) for device in _devices()] if _has_accelerator() else []
     with torch.random.fork_rng(devices=[]), python_seed(seed) if python else nullcontext():
         if _has_accelerator():
             torch.manual_seed(seed)
@@ -203,7 +203,7 @@ _has_accelerator = lru_cache(torch.accelerator.is_available)
 
 def _devices() -> list[torch.device]:
     """All devices in use that have generators of their own."""
-    kind = torch.accelerator.current_accelerator() if _has_accelerator() else None
+    kind = torch.accelerator.current_accelerator()
     if kind is None:
         return []
     if kind.type == "mps":  # there is one

@@ -210,7 +210,8 @@ class BatchLoader:
         """
         order = None
         if self._shuffle:
-            order = to_device(torch.randperm(self.num_samples, generator=self._generator), self._device)
+            order = torch.randperm(self.num_samples, generator=self._generator)
+            order = order if self._device.type == "cpu" else to_device(order, self._device)
         elif self.augmented:  # by numbers, too: rows that are changed are copies
             order = torch.arange(self.num_samples, device=self._device)
         parts: Any = self.stored() if self.augmented else self.tensors()

@@ -62,7 +62,7 @@ def naming_clients(*contexts: FitContext) -> Iterator[None]:
         text = str(message)
         if shown_before(text, category, filename, lineno):
             return
-        clients, names = [context.client for context in contexts], {c.client: c.name for c in contexts if c.name}
+        clients, names = [context.client for context in contexts], contexts[0].facts.names
         if named_clients(clients) not in text:
             with suppress(Exception):  # a category with arguments of its own is shown without the name
                 where = f"{named_clients(clients, names)}, round {contexts[0].round + 1}"
@@ -215,7 +215,9 @@ class Engine(ABC):
                 before = client.before_fit(context)
                 for index, phase in enumerate(client.phases()):
                     found = self._run_prepared(client, phase, context, environment, f"{Purpose.FIT}/{index}")
-                    context = context.after(found.num_steps, found.is_cut)
+                    taken, cut = context.num_steps + found.num_steps, context.is_cut or found.is_cut
+                    left = context.max_steps - found.num_steps
+                    context = replace(context, num_steps=taken, max_steps=left, is_cut=cut)
                     for name, value in found.losses.items():
                         losses.setdefault(name, []).append(value)
                 concluded = conclude(client, context, before)

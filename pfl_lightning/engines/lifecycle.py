@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.data import FederatedData, names_of, usual_augmentations
+from pfl_lightning.data import FederatedData, usual_augmentations
 from pfl_lightning.engines.isolation_check import IsolationCheck
 from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, NonFiniteLossError
 from pfl_lightning.fit.data import FitData
@@ -73,9 +73,7 @@ def make_context(
     if not training and model.personalization is not None and model.personalization.augment:
         fit_data = fit_data.with_plain_augmentations(usual_augmentations(data))
     public = public_for(model, data, fit_data, environment.seed) if model.public_samples else None
-    names = names_of(data)
-    name = names[client] if names else ""
-    return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored, name=name)
+    return FitContext(client, round, fit_data, environment.facts, public=public, stored=stored)
 
 
 def without_autocast(environment: FitEnvironment) -> AbstractContextManager[object]:

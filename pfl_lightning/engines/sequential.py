@@ -11,7 +11,6 @@ from typing import Any, cast
 import lightning as L
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -260,15 +259,10 @@ def passed_through(client: FederatedClient) -> Iterator[None]:
         client.encoder = encoder
 
 
-def is_float16(precision: Precision) -> bool:
-    """Whether gradients need a loss scale."""
-    return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
-
-
 def new_scaler(environment: FitEnvironment, state: bytes = b"") -> torch.amp.GradScaler | None:
     """A scaler for float16 with the client's own state, at first the Trainer's: other clients do not matter."""
     plugin = environment.precision
-    if not is_float16(plugin):
+    if plugin.precision != "16-mixed":
         return None
     scaler = torch.amp.GradScaler(environment.device.type)
     if found := json.loads(state) if state else cast(Any, plugin).scaler.state_dict():

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.class_metrics import ClassMetric, asks_confusion
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, names_of
+from pfl_lightning.data import FederatedData
 from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import own_models, predictions, saved_state, set_up
@@ -139,6 +139,7 @@ class Federation(L.LightningModule):
         self.has_trained = False  # or was loaded from a checkpoint
         self.data_before: str | None = None  # of the loaded checkpoint, where it was trained on other data
         self.fingerprints: dict[str, str | None] = {}  # of the partition and the data
+        self.client_names: tuple[str, ...] = ()  # empty where clients have numbers alone
         self.evaluation = Evaluation()  # the one under way, or the last
         self._current_round: Round | None = None
         self._personalization: Personalization | None = None
@@ -236,7 +237,7 @@ class Federation(L.LightningModule):
         participating, clip = len(self.data.participating), self.engine.gradient_clip_val
         trainer, precision = self.trainer, str(self.trainer.precision)
         rounds = (trainer.max_epochs or 0) if trainer.state.fn == TrainerFn.FITTING else 0
-        facts = RunFacts(participating, rounds if rounds > 0 else None, gradient_clip_val=clip, precision=precision)
+        facts = RunFacts(participating, rounds if rounds > 0 else None, frozenset(), clip, precision, self.client_names)
         clock = Clock(trainer.current_epoch, trainer.global_step, trainer.max_epochs)
         settings = self.seed, self.device, trainer.precision_plugin, precision, facts, clock
         return FitEnvironment(*settings, self.class_metrics, self.confusion)
@@ -372,7 +373,7 @@ class Federation(L.LightningModule):
     def summary_of(self, prefix: str, scores: Scores) -> dict[str, float]:
         """Return metrics over clients by name; see :func:`~pfl_lightning.federation.evaluation.summarize_scores`."""
         has_loss = self.clients.models[0].evaluation != "knn"
-        return summarize_scores(prefix, scores, self.class_metrics, has_loss=has_loss, names=names_of(self.data))
+        return summarize_scores(prefix, scores, self.class_metrics, has_loss=has_loss, names=self.client_names)
 
     @property
     def validation_scores(self) -> dict[int, EvalMetrics]:

@@ -263,7 +263,9 @@ class RoundLoop(L.Callback):
         self.rounds += 1
         self.seconds += time.perf_counter() - self._start
         self.aggregated = True
-        metrics = self._round.metrics() | ({} if self.clock is None else {"simulated/seconds": self.clock})
+        metrics = self._round.metrics()
+        if self.simulated is not None:
+            metrics["simulated/seconds"] = self.simulated.clock
         if self._round.mechanism is not None:
             self._stop_in_budget(trainer, cast("Federation", pl_module), trainer.current_epoch + 1)
         self.loss = metrics.get("train/loss", math.nan)

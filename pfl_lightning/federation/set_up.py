@@ -20,7 +20,6 @@ from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines.advice import SINGLE_ITEM
 from pfl_lightning.engines.lifecycle import enter_phase
-from pfl_lightning.engines.sequential import is_float16
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.federation.outer_callbacks import check_strategy, end_by_rounds, refuse_callback
@@ -73,6 +72,7 @@ def begin(federation: Federation, stage: str) -> None:
     check_strategy(federation.trainer)
     use_atomic_files(federation.trainer)
     data = federation.data
+    federation.client_names = names_of(data)
     if not federation.is_set_up:
         federation._build(data)
     elif federation.num_clients != data.num_clients:
@@ -132,7 +132,7 @@ def build(federation: Federation, data: FederatedData) -> None:
     federation.server.seed = federation.seed
     limit, stores = federation.client_state_memory_gb, federation.personal.stores
     spill_to_disk(limit, [*stores, *federation.server.client_states()], federation.spill_dir)
-    scales = is_float16(federation.trainer.precision_plugin)
+    scales = federation.trainer.precision_plugin.precision == "16-mixed"
     if any(model.hands_on or (scales and model.user_module is None) for model in converted):
         rest = None if limit is None else limit - sum(store.most_bytes for store in stores) / 1e9
         federation.clients.resume_states = ResumeStates(data.num_clients, rest, federation.spill_dir)

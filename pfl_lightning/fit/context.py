@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -36,6 +37,7 @@ class RunFacts:
         novel: Clients that never train; only the server is told of them.
         gradient_clip_val: Value at which the engine clips gradients; ``None`` where it does not.
         precision: Precision of the Trainer, such as ``"32-true"``.
+        names: A name for each client; empty where clients have numbers alone.
     """
 
     num_participating: int = 0
@@ -43,6 +45,7 @@ class RunFacts:
     novel: frozenset[int] = frozenset()
     gradient_clip_val: float | None = None
     precision: str = "32-true"
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,6 @@ class FitContext:
             ends, never of novel clients, and never under methods that keep nothing on the client. True in a local fit.
         earlier_fits: Number of local fits that schedules of the learning rate count before this one, see ``schedule``
             of :class:`FederatedClient`; ``None`` where they start at the beginning, as in an evaluation.
-        name: The client's name; empty where clients have numbers alone.
         max_steps: Local steps after which the fit ends, in whichever phase and epoch that is: a whole number, or
             infinity for no limit. Inside of a phase those that are left.
         is_cut: Whether the fit has ended there, with batches left.
@@ -76,19 +78,13 @@ class FitContext:
     public: PublicSamples | None = None
     stored: bool = True
     earlier_fits: int | None = None
-    name: str = ""
     max_steps: float = math.inf
     is_cut: bool = False
 
     @property
     def who(self) -> str:
         """The client in messages: ``client 3``, or ``client 3 (Lyon)``."""
-        return named_clients([self.client], {self.client: self.name} if self.name else None)
-
-    def after(self, num_steps: int, is_cut: bool) -> FitContext:
-        """The context after a phase that took so many steps."""
-        total, left = self.num_steps + num_steps, self.max_steps - num_steps
-        return replace(self, num_steps=total, max_steps=left, is_cut=self.is_cut or is_cut)
+        return named_clients([self.client], self.facts.names)
 
     @property
     def validation(self) -> FitData | None:

@@ -26,7 +26,7 @@ from pfl_lightning.engines.lifecycle import (
     trains,
     without_autocast,
 )
-from pfl_lightning.engines.sequential import SequentialEngine, frozen_features, is_float16
+from pfl_lightning.engines.sequential import SequentialEngine, frozen_features
 from pfl_lightning.engines.vectorized.choice import seconds_of_step
 from pfl_lightning.engines.vectorized.graphs import make_computation
 from pfl_lightning.engines.vectorized.groups import Groups, Task
@@ -147,7 +147,7 @@ class VectorizedEngine(Engine):
 
     def vectorizes(self, client: FederatedClient, environment: FitEnvironment) -> bool:
         """Whether several clients are trained, or fine-tuned, at once, as far as that is this engine's choice."""
-        if is_float16(environment.precision):
+        if environment.precision.precision == "16-mixed":
             self.log("under 16-mixed every client has its own loss scale, and clients run one by one; use bf16-mixed")
             return False
         if self.forward != "auto" or environment.device.type != "cpu":

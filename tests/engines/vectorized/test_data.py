@@ -46,7 +46,11 @@ def convolution(input_shape):
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("augment", [[], [Noise()], [RandomCrop(1), RandomFlip()], [RandomFlip(), Noise()]], ids=str)
+@pytest.mark.parametrize(
+    "augment",
+    [[], [Noise()], [RandomCrop(1), RandomFlip()], [RandomFlip(), Noise()]],
+    ids=["no", "noise", "crop, flip", "flip, noise"],
+)
 @pytest.mark.parametrize("method", [FedAvg, FedPAC, FedClassAvg, partial(DualFed, projector_batch_norm=False)])
 def test_images_with_one_view_or_two_agree(method, augment):
     def go(engine):
