@@ -22,6 +22,7 @@ RUNS = [
 TABLE = re.compile(
     r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)"
 )
+LEADERBOARD = "leaderboard-small"
 TABLES = TABLE.findall((ROOT / "docs" / "results.md").read_text())
 
 
@@ -152,7 +153,24 @@ def test_the_readme_has_the_figures_of_the_kept_results():
 
 
 def test_every_kept_run_is_in_a_table():
-    assert {folder for _, folders, *_ in TABLES for folder in folders.split()} == {file for file, *_ in RUNS}
+    shown = {folder for _, folders, *_ in TABLES for folder in folders.split()}
+    assert {*shown, LEADERBOARD} == {file for file, *_ in RUNS}
+
+
+def test_the_leaderboard_is_that_of_the_kept_results():
+    rows = re.findall(
+        r"^\| ([\w-]+) \|((?: [\d.]+ \|){6})$", (ROOT / "docs" / "leaderboard.md").read_text(), flags=re.MULTILINE
+    )
+    found = {(setting, method): run["results.json"] for file, setting, method, _, run in RUNS if file == LEADERBOARD}
+    assert {method for method, _ in rows} == {method for _, method in found}
+    for method, cells in rows:
+        images, domains = (found[setting, method] for setting in ("CIFAR-10-dominant-classes", "PACS-domains"))
+        scores = [
+            100 * one["accuracy"]["last"]["test"][key] for one in (images, domains) for key in ("mean", "worst_decile")
+        ]
+        sent = sum(images["bytes"][way] for way in ("up", "down")) / images["rounds"] / images["num_clients"]
+        expected = [*scores, sent / 1e6, images["seconds_per_round"]]
+        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(expected, abs=0.0051)
 
 
 COMMAND = re.compile(r"^ *pfl (study (?:.*\\\n)*.*--report-only)$", flags=re.MULTILINE)
