@@ -121,8 +121,12 @@ def magnitudes(tensors: Sequence[Tensor]) -> list[float]:
                 smallest, largest = torch.stack(real.aminmax()).tolist()  # one pass
                 found[place] = float(max(largest, -smallest))
             else:
-                real = real if real.is_floating_point() else real.double()  # torch has no such norm of integers
                 waiting.setdefault(real.dtype, []).append((place, real))
+    for dtype, group in waiting.items():
+        if not dtype.is_floating_point:  # torch has no such norm of integers
+            whole = torch.cat([real.reshape(-1) for _, real in group]).double()
+            parts = whole.split([real.numel() for _, real in group])
+            group[:] = [(place, part) for (place, _), part in zip(group, parts, strict=True)]
     norms = [norm for group in waiting.values() for norm in torch._foreach_norm([real for _, real in group], math.inf)]
     places = [place for group in waiting.values() for place, _ in group]
     for place, size in zip(places, torch.stack(norms).tolist() if norms else (), strict=True):

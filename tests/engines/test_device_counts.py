@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 
 TESTS = Path(__file__).parents[1]
 LAUNCHES, SYNCS, COPIES = 40, 3, 4
-STACKED_LAUNCHES = 60
+STACKED_LAUNCHES = 65
 """Of a model of more than a hundred tensors, whose state goes into a stack and out of it."""
 
 CLIENTS = 8
