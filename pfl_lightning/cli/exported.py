@@ -14,15 +14,20 @@ from pfl_lightning.federation.predictions import predict_exported
 from pfl_lightning.state.files import replace_file
 
 
-def predict(args: Sequence[str]) -> None:
-    """Write the predictions of an exported model as a table, with class names and probabilities."""
+def exported_parser() -> WordParser:
+    """The options of ``pfl predict --exported``."""
     parser = WordParser("pfl predict --exported", description="Predict with an exported model, from its files alone.")
     parser.add_argument("--exported", required=True, metavar="FILE", help="client_N.pt, with client_N.json beside it")
     parser.add_argument(
         "--inputs", required=True, metavar="FILE", help="rows (.csv, .parquet), a batch (.npy, .pt), a folder of images"
     )
     parser.add_argument("--output", default="predictions", metavar="FOLDER", help="by default 'predictions'")
-    asked = parser.parse_args(args)
+    return parser
+
+
+def predict(args: Sequence[str]) -> None:
+    """Write the predictions of an exported model as a table, with class names and probabilities."""
+    asked = exported_parser().parse_args(args)
     about, path = description(asked.exported), Path(asked.inputs)
     given: Any = path, None
     if path.suffix.lower() not in TABLES:

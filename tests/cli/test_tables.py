@@ -72,7 +72,8 @@ def test_a_terminal_of_80_columns_shows_the_results_of_a_fit_in_full(monkeypatch
         summaries=lambda part: dict.fromkeys(choices, summarize({0: 1.0, 1: 1.0})),
         chosen=dict.fromkeys(choices, SimpleNamespace(round=1000, test={0: 1.0, 1: 0.5, 2: 0.0})),
     )
-    federation = SimpleNamespace(num_clients=10, method_name="FedAvg", never_trained=[2, 7], class_metrics={})
+    named = {"method_name": "FedAvg", "data": SimpleNamespace()}
+    federation = SimpleNamespace(num_clients=10, never_trained=[2, 7], class_metrics={}, **named)
     lines = lines_of(fit_table(federation, writer))
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert cells == [[choice, "1000", "100.00", "0.00", *["100.00"] * 3] for choice in choices]

@@ -12,6 +12,7 @@ import yaml
 
 from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import OTHER_COMMANDS
+from pfl_lightning.cli.exported import exported_parser
 from pfl_lightning.cli.federated_cli import FederatedCLI
 from pfl_lightning.cli.parser import expand_engine_option
 from pfl_lightning.study.command import parse_arguments, study_parser
@@ -80,6 +81,9 @@ def test_command(parser, words, monkeypatch, tmp_path):
         return
     if name in ("study", "reproduce"):
         assert parse_arguments(study_parser(name, "FILE", ""), options).study or not options
+        return
+    if name == "predict" and "--exported" in options:
+        assert exported_parser().parse_args(options).exported
         return
     if name in OTHER_COMMANDS:
         if "--config" not in options:

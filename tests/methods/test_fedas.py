@@ -154,7 +154,10 @@ def test_without_alignment_and_with_equal_traces_it_is_fedper(engine, aggregatio
         {name: value for name, value in whole_state(one).items() if "prototypes" not in name and "present" not in name}
         for one in (got, expected)
     ]
-    assert_same(*states)
+    if engine is None:
+        assert_same(*states)
+    else:  # which pads the last batches of FedPer's clients, whose loss is a mean over samples, and not those of FedAS
+        torch.testing.assert_close(*states)
 
 
 @pytest.mark.parametrize("engine", [None, TrainerEngine, VectorizedEngine])
