@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
-from pfl_lightning.functional.tensor_lists import HOST, all_within, magnitudes, moved
+from pfl_lightning.functional.tensor_lists import HOST, all_within, magnitudes, moved, unusual_kind
 
 __all__ = ["LARGEST", "TELLS", "Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "magnitude"]
 __all__ += ["statistics_field", "weight_field"]
@@ -237,7 +237,7 @@ class Message:
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
         """
         sizes = dict(sizes)  # free symbols join in this message alone
-        dense = [tensor for _, _, tensor in self.tensors() if _kind_error(tensor) is None]
+        dense = [tensor for _, _, tensor in self.tensors() if unusual_kind(tensor) is None]
         within = all_within(dense, LARGEST)
         for declared in fields(self):
             schema = declared.metadata.get("schema")
@@ -278,7 +278,7 @@ class Message:
     ) -> None:
         if not isinstance(value, Tensor):
             self.refuse(f"{name} is a {type(value).__name__}, expected a tensor")
-        kind = _kind_error(value)
+        kind = unusual_kind(value)
         if kind is not None:
             self.refuse(f"{name} is a tensor of the kind {kind}, expected a dense one; send tensor.to_dense()")
         if schema.dtype is not None and value.dtype != schema.dtype:
@@ -313,13 +313,6 @@ class Message:
             self.refuse(
                 f"{name} holds values of up to {magnitude(value):.1e}, expected at most {LARGEST:.0e}; {remedy}"
             )
-
-
-def _kind_error(value: Tensor) -> str | None:
-    """Kind of a tensor that is not a dense one with numbers; ``None`` of the others."""
-    if value.is_meta or value.is_quantized:
-        return "meta" if value.is_meta else "quantized"
-    return str(value.layout) if value.layout != torch.strided or value.is_nested else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,8 @@ def test_a_gpu_that_is_not_used_is_not_touched(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
-    module.get_rng_state = None  # which would start it
+    started = []
+    module.get_rng_state = started.append  # which starts it
     with torch_seed(3):
-        pass
+        assert not started
+    assert not started

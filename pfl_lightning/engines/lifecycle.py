@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -268,14 +267,6 @@ def check_finite_losses(losses: Sequence[Tensor], context: FitContext, phase: Ph
             f"the loss is {float(losses[step])} at step {step} of phase {phase.name!r}; "
             "lower the learning rate, clip the gradient, or look at this client's data",
         )
-
-
-def checked_means(steps: Mapping[str, Sequence[Tensor]], context: FitContext, phase: Phase) -> dict[str, float]:
-    """Means of the loss terms of a phase's steps so far, by one wait; see :func:`check_finite_losses`."""
-    means = means_of(steps)
-    if not math.isfinite(means.get("loss", 0.0)):  # of finite losses, too, where their sum is not
-        check_finite_losses(steps["loss"], context, phase)
-    return means
 
 
 def means_of(steps: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:

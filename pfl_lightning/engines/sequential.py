@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.isolation_check import IsolationCheck
-from pfl_lightning.engines.lifecycle import checked_means, means_of, trains
+from pfl_lightning.engines.lifecycle import check_finite_losses, means_of, trains
 from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
@@ -131,7 +131,9 @@ class SequentialEngine(Engine):
                             entry.scheduler.step()
                     module.on_train_batch_end(output, batch, index)
                 module.on_train_epoch_end()
-                means = checked_means(steps, context, phase)
+                means = means_of(steps)
+                if not math.isfinite(means.get("loss", 0.0)):  # of finite losses, too, where their sum is not
+                    check_finite_losses(steps["loss"], context, phase)
                 if is_cut:
                     break
                 for entry in schedulers:

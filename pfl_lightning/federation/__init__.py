@@ -4,6 +4,7 @@
 ``federation``        ``Federation``: the LightningModule, whose hooks the outer Trainer calls
 ``set_up``            what it is made of, and what is refused before the first round
 ``loop``              ``RoundLoop``, the callback that drives the rounds (``FederatedLoop`` is it with ``method=``)
+``private_rounds``    what privacy asks of the loop: who takes part, and rounds within the budget
 ``outer_trainer``     what the outer Trainer is told of rounds: where a fit goes on, its loaders, curves and bar
 ``outer_callbacks``   callbacks and options of Lightning that the outer Trainer has no use for
 ``preemption``        signals of SLURM wait for the end of the round

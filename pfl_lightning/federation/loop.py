@@ -6,17 +6,17 @@ import math
 import time
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number_of_clients
 from pfl_lightning.engines import FitResult
 from pfl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from pfl_lightning.federation import outer_trainer as outer
+from pfl_lightning.federation import private_rounds
 from pfl_lightning.federation.divergence import MAX_GROWTH, DivergenceGuard
 from pfl_lightning.names import described
 from pfl_lightning.round import Round, Traffic
@@ -93,10 +93,10 @@ class RoundLoop(L.Callback):
 
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
-        share = self._share(round, max_rounds)
+        share = self.share_of(round, max_rounds)
         return draw_clients("cohort", share, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
-    def _share(self, round: int, max_rounds: int | None) -> int | float:
+    def share_of(self, round: int, max_rounds: int | None) -> int | float:
         """How many clients take part in a round."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
         return 1.0 if last else self.cohort
@@ -133,12 +133,12 @@ class RoundLoop(L.Callback):
             )
 
         if pl_module.privacy is not None:
-            self._check_private()
+            private_rounds.check(self, type(self).sample_cohort is not RoundLoop.sample_cohort)
             self.updates = UpdateGuard(None)  # which would let one client decide whether others count
 
         def cohort(round: int) -> list[int]:
             if pl_module.mechanism is not None:
-                places = pl_module.mechanism.sample(self._share(round, trainer.max_epochs))
+                places = pl_module.mechanism.sample(self.share_of(round, trainer.max_epochs))
             else:
                 places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
             if places and not 0 <= min(places) <= max(places) < len(clients):
@@ -161,56 +161,14 @@ class RoundLoop(L.Callback):
                 too large for the robust rule.
         """
         callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-        self.simulated = next((one.simulation for one in callbacks if hasattr(one, "simulation")), None)
+        found = (getattr(one, "simulation", None) for one in callbacks)
+        self.simulated = next((one for one in found if isinstance(one, Simulation)), None)
         federation: Any = pl_module
         if federation.robust is not None:
             federation.robust.check_cohort(self._size, federation.server)
         outer.go_on(trainer, self.rounds, self.guard.stopped if self.stop_on_divergence else 0)
         if federation.mechanism is not None:
-            federation.mechanism.check_budget(
-                self._rates(trainer, len(federation.data.participating)), trainer.max_epochs
-            )
-            self._stop_in_budget(trainer, federation, self.rounds)
-
-    def _check_private(self) -> None:
-        """Refuse what would make the accounts of privacy wrong.
-
-        Raises:
-            ConfigurationError: Names it.
-        """
-        if type(self).sample_cohort is not RoundLoop.sample_cohort:
-            raise ConfigurationError(
-                f"{type(self).__name__}.sample_cohort chooses the clients of a round, and with privacy each takes part "
-                "by a secret draw of its own: leave sample_cohort as it is, and say how many by cohort"
-            )
-        if self.min_clients != 1:
-            raise ConfigurationError(
-                f"min_clients is {self.min_clients}, and with privacy a round counts however many take part, as their "
-                "number is no secret otherwise: leave it at 1"
-            )
-
-    def _rates(self, trainer: Any, num_clients: int) -> list[tuple[float, int]]:
-        """Rounds that are left, by the share of clients that take part; empty where their number is unlimited."""
-        planned = -1 if trainer.max_epochs is None else trainer.max_epochs
-        if planned < 0:
-            return []
-        full = self.full_participation_in_last_round and planned > self.rounds
-        share = self.cohort if isinstance(self.cohort, float) else self.cohort / num_clients
-        return [(share, planned - self.rounds - full), (1.0, int(full))]
-
-    def _stop_in_budget(self, trainer: L.Trainer, federation: Federation, next_round: int) -> None:
-        """End the fit where a further round would exceed the budget of privacy."""
-        share, mechanism = self._share(next_round, trainer.max_epochs), federation.mechanism
-        assert mechanism is not None
-        rate = share if isinstance(share, float) else share / mechanism.num_clients
-        if next_round == trainer.max_epochs or not mechanism.is_exhausted(rate):
-            return
-        spent = f"{mechanism.rounds} rounds have spent {mechanism.epsilon():.3g}"
-        said = f"privacy: a round more would exceed max_epsilon; {spent}"
-        if not mechanism.rounds:
-            raise ConfigurationError(f"{said}: raise noise_multiplier or max_epsilon, or take smaller cohorts")
-        rank_zero_info(said)
-        trainer.should_stop = True
+            private_rounds.check_budget(self, trainer, federation.mechanism)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """From now on all clients are evaluated."""
@@ -267,7 +225,7 @@ class RoundLoop(L.Callback):
         if self.simulated is not None:
             metrics["simulated/seconds"] = self.simulated.clock
         if self._round.mechanism is not None:
-            self._stop_in_budget(trainer, cast("Federation", pl_module), trainer.current_epoch + 1)
+            private_rounds.stop_in_budget(self, trainer, self._round.mechanism, trainer.current_epoch + 1)
         self.loss = metrics.get("train/loss", math.nan)
         in_bar = {name for result in self._round.results for name in result.progress_bar_names}
         for name, value in metrics.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfl_lightning.functional.numerics import float64_device
 
-__all__ = ["all_within", "copied", "magnitudes", "moved", "write"]
+__all__ = ["all_within", "copied", "magnitudes", "moved", "unusual_kind", "write"]
 
 HOST = torch.device("cpu")
 
@@ -38,7 +38,8 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         True
     """
     found = list(tensors)
-    away = [n for n, one in enumerate(found) if not _is_on(one, device)]
+    kind, number = device.type, device.index
+    away = [n for n, one in enumerate(found) if one.device.type != kind or number not in (None, one.device.index)]
     if len(away) < 2 or not all(_is_plain(found[n]) and found[n].device == found[away[0]].device for n in away):
         for n in away:
             found[n] = found[n].to(device)
@@ -56,13 +57,22 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return found
 
 
-def _is_on(tensor: Tensor, device: torch.device) -> bool:
-    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+def unusual_kind(tensor: Tensor) -> str | None:
+    """What kind of tensor it is, if not a dense one with numbers.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.tensor_lists import unusual_kind
+        >>> unusual_kind(torch.eye(2)), unusual_kind(torch.eye(2).to_sparse())
+        (None, 'torch.sparse_coo')
+    """
+    if tensor.is_meta or tensor.is_quantized:
+        return "meta" if tensor.is_meta else "quantized"
+    return str(tensor.layout) if tensor.layout != torch.strided or tensor.is_nested else None
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    odd = tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
-    return tensor.layout == torch.strided and not odd
+    return unusual_kind(tensor) is None and not tensor.is_conj() and not tensor.is_neg()
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:

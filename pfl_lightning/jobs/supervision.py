@@ -207,4 +207,4 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"failed with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")

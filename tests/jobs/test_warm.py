@@ -113,7 +113,7 @@ def test_a_template_that_is_killed_in_its_import_says_so_and_another_one_is_star
     monkeypatch.setattr(warm, "PRELOADED", ("_helpers.killed_in_import",))
     processes = [starter(job("exits", "0", log=f"{number}.txt")) for number in range(2)]
     assert [wait_for(process.poll) for process in processes] == [-9, -9]
-    how = "the process that starts runs ended by SIGKILL, perhaps for want of memory"
+    how = "the process that starts runs ended by SIGKILL, perhaps out of memory"
     assert last_lines(Path("1.txt"), 1) == f"pfl: this could not be started: {how}"
     assert "importing\n" in Path("1.txt").read_text()
     monkeypatch.setattr(warm, "PRELOADED", ())

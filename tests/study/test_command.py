@@ -444,12 +444,12 @@ def test_a_run_that_the_system_kills(tmp_path, play, capsys):
     code, _ = play(path, codes={"FedPer": [-signal.SIGKILL]})
     assert code == 1
     said = capsys.readouterr().out
-    assert "FedPer, seed 0 ended by SIGKILL, perhaps for want of memory" in said
-    assert "Missing: FedPer, seed 0 (ended by SIGKILL, perhaps for want of memory)." in said
+    assert "FedPer, seed 0 ended by SIGKILL, perhaps out of memory" in said
+    assert "Missing: FedPer, seed 0 (ended by SIGKILL, perhaps out of memory)." in said
     assert "Fewer --processes need less memory" in said
     code, _ = play(path, "--retry", "1", codes={"FedPer": [-signal.SIGKILL]})
     assert code == 0
-    assert "perhaps for want of memory. It is tried again" in capsys.readouterr().out
+    assert "perhaps out of memory. It is tried again" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, play):

@@ -56,7 +56,7 @@ def test_a_line_for_each_event(runs, clock):
         "FedPer, seed 0 started",
         "FedAvg, seed 0 done, test accuracy 75.00 % (1 of 4 done, 1 running, about 0:02:00 left)",
     ]
-    assert "FedPer, seed 0 ended by SIGKILL, perhaps for want of memory: its last words" in lines[3]
+    assert "FedPer, seed 0 ended by SIGKILL, perhaps out of memory: its last words" in lines[3]
 
 
 def test_a_line_a_minute_on_what_runs(runs, monkeypatch):

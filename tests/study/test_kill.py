@@ -110,7 +110,7 @@ def test_a_run_that_the_system_kills_is_tried_again(tmp_path):
     os.kill(int((last.parents[1] / ".lock").read_text().split()[1]), signal.SIGKILL)
     assert process.wait(120) == 0
     said = (tmp_path / "out.txt").read_text()
-    assert "FedAvg, seed 0 ended by SIGKILL, perhaps for want of memory. It is tried again" in said
+    assert "FedAvg, seed 0 ended by SIGKILL, perhaps out of memory. It is tried again" in said
     assert "FedAvg, seed 0 goes on" in said
     assert json.loads((output / "table.md").read_text())[2][0][3][0]["state"] == [60, played(0, 60)]
 

@@ -223,7 +223,7 @@ class FitProgress:
         self._has_taken_over, self._trained = False, {}
 
     def skip_phase(self) -> None:
-        """Hand on what the current phase would have gone on with; the next one begins."""
+        """Hand on what the current phase would have used next; the next one begins."""
         self._after.append(self.earlier)
 
     def finish_phase_without_trainer(self, epochs: int) -> None:

@@ -264,6 +264,6 @@ def test_a_precision_set_by_the_backends_switch_ends_no_run(monkeypatch):
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         engine, _ = fake_ray_engine(monkeypatch, 2)
-        run(FIT, 1, engine=engine)
+        assert run(FIT, 1, engine=engine).has_trained
     finally:
         throw_switches(before)

@@ -46,7 +46,7 @@ def test_workers_get_a_number_of_gpus_that_ray_takes(monkeypatch, gpus, workers,
 
 @pytest.mark.parametrize(("gpus", "workers"), [(1, 1), (2, 2), (4, 4), (6, 4)])
 def test_each_gpu_has_one_worker_and_at_most_four_have_some(monkeypatch, gpus, workers):
-    """Of a machine of 8 cores; a share of one's own, and a number, count as they are given."""
+    """Of a machine of 8 cores; a share that is given, and a number, count as they are given."""
     monkeypatch.setattr(cluster, "require_ray", lambda: RunningRay(gpus=gpus))
     assert cluster.Cluster(None, None, 1, None, True).num_workers == workers
     assert cluster.Cluster(None, None, 1, 0.25, True).num_workers == 8
