@@ -81,8 +81,9 @@ def _quiet() -> None:
         log.addFilter(lambda record: "Tip: For seamless cloud" not in record.getMessage())
 
 
-OWN = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/\S+\.py:\d+: UserWarning: ")
-"""How Python begins a warning of the package; a line of code follows the message."""
+OWN = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/\S+\.py:\d+: (?:UserWarning: |(?!\w+Warning: ))")
+"""How Python begins a warning of the package; a line of code follows the message. Lightning leaves category and code
+out for every file with its name in the path, which are ours, too."""
 
 
 def _log_warnings_plainly() -> None:
@@ -131,7 +132,10 @@ def _run(argv: list[str], args: list[str] | None) -> None:
         sys.path.append(here)
     check_config_files(argv)
     if argv[0] == "predict" and any(word.partition("=")[0] == "--exported" for word in argv):
-        pkgutil.resolve_name("pfl_lightning.cli.exported:predict")(argv[1:])  # of files alone: without a run's options
+        try:  # of files alone: without a run's options
+            pkgutil.resolve_name("pfl_lightning.cli.exported:predict")(argv[1:])
+        except (ConfigurationError, ValueError) as error:
+            raise refused(error) from error
     elif argv[0] in OTHER_COMMANDS:
         pkgutil.resolve_name(OTHER_COMMANDS[argv[0]][0])(argv[1:])
     else:

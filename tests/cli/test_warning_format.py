@@ -29,6 +29,13 @@ def test_own_warnings_are_sentences_and_others_are_not_touched(category, file, l
     assert without_place(warnings._formatwarnmsg_impl(message)) == shown
 
 
+def test_lightnings_form_of_a_warning_is_a_sentence_too():
+    lightning = pytest.importorskip("lightning.fabric.utilities.warnings")
+    formatted = lightning._custom_format_warning("no images", UserWarning, OWN, 3)
+    assert "UserWarning" not in formatted  # the path has "lightning" in it
+    assert without_place(formatted) == "pfl: warning: no images\n"
+
+
 def test_a_program_that_calls_main_sees_warnings_as_ever(capsys):
     shown, format = warnings.showwarning, warnings.formatwarning
     main(["--version"])

@@ -112,6 +112,14 @@ def test_rows_that_do_not_fit(exported):
         predict_exported(path, torch.zeros(2, 3))
 
 
+def test_the_command_says_what_is_wrong_with_rows_and_ends_with_2(exported, tmp_path, capsys):
+    _, _, models, new = exported
+    new.drop(columns="age").to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", "--exported", str(models / "client_0.pt"), "--inputs", str(tmp_path / "rows.csv")])
+    assert "pfl: rows have no column 'age'" in capsys.readouterr().err
+
+
 def test_batches_of_other_data(tmp_path):
     data = Digits(IID(3), batch_size=500)
     federation = Federation("FedAvg", "mlp", seed=0)
