@@ -1,7 +1,7 @@
-"""Write the tables of docs/results.md that are made of kept results.
+"""Write the tables of docs/results that are made of kept results.
 
     python benchmarks/measured_tables.py            # prints them
-    python benchmarks/measured_tables.py --write    # puts them into docs/results.md
+    python benchmarks/measured_tables.py --write    # puts them into the pages
 
 A table stands below a comment that names files of ``benchmarks/measured`` (see ``keep_results.py``) and the study that
 has the paper's figures:
@@ -32,7 +32,7 @@ from keep_results import Kept, kept_runs
 from pfl_lightning.runs.folder import folder_name
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results.md"
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 TABLE = re.compile(r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n(?:\|.*\n)*")
 OVER_CLIENTS = ("mean", "std", "worst_decile")
 AT_THE_END = (
@@ -40,8 +40,8 @@ AT_THE_END = (
     "| difference"
 )
 PERSONALIZED = (
-    "method | participating: mean ± std over seeds | variance | worst decile | novel: mean ± std over seeds | variance "
-    "| worst decile | seeds"
+    "method | participating: mean ± std over seeds | variance | worst decile | unseen: mean ± std over seeds "
+    "| variance | worst decile | seeds"
 )
 AT_A_ROUND = "method | {}, mean ± std over seeds | std over clients | worst decile | seeds | paper, 200 rounds"
 
@@ -51,13 +51,14 @@ Run = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages of docs/results")
     arguments = parser.parse_args()
-    text = RESULTS.read_text()
-    if arguments.write:
-        RESULTS.write_text(TABLE.sub(table, text))
-    else:
-        print("\n".join(table(found) for found in TABLE.finditer(text)))
+    for page in PAGES:
+        text = page.read_text()
+        if arguments.write:
+            page.write_text(TABLE.sub(table, text))
+        else:
+            print("\n".join(table(found) for found in TABLE.finditer(text)))
 
 
 def table(found: re.Match[str]) -> str:

@@ -11,7 +11,7 @@
 # extras search (optuna, for DC-PFL at the scale paper), ssl (lightly, for Calibre) and, for the tests, dev.
 #
 # Left in OUTPUT (runs/gpu): summary.md with all tables, steps.jsonl (step, exit code, seconds), a log of each step, and
-# the studies' folders. docs/results.md is made from these.
+# the studies' folders. The tables of docs/results are made from these.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 if [[ ! -f pyproject.toml || ! -d benchmarks || ! -d tests ]]; then

@@ -1,4 +1,4 @@
-"""Results that are kept in benchmarks/measured: they are whole, and the tables of docs/results.md are theirs."""
+"""Results that are kept in benchmarks/measured: they are whole, and the tables of docs/results are theirs."""
 
 import csv
 import json
@@ -23,7 +23,8 @@ TABLE = re.compile(
     r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)"
 )
 LEADERBOARD = "leaderboard-small"
-TABLES = TABLE.findall((ROOT / "docs" / "results.md").read_text())
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+TABLES = [table for page in PAGES for table in TABLE.findall(page.read_text())]
 
 
 @pytest.mark.parametrize("run", [one[-1] for one in RUNS], ids=["-".join(one[:-1]) for one in RUNS])
