@@ -1,6 +1,6 @@
-"""Modules of installed packages: federated by the one line, and compared with the plain run bit by bit.
+"""Modules of installed packages: federated by the one line, and compared with the plain run bit for bit.
 
-Prints the table of docs/drop_in.md. The projects are those of tests/_helpers/foreign; packages that are missing are
+Prints the table of docs/drop_in_projects.md. The projects are those of tests/_helpers/foreign. Missing packages are
 named and left out: ``pip install -e ".[foreign]"`` installs them.
 
 usage: python benchmarks/foreign_projects.py [PATTERN]
@@ -55,7 +55,7 @@ def row(project: Project) -> str:
     federated = [attempt(lambda method=method: federated_by(project, method)) for method in methods]
     wrong = [text for text in federated if text]
     exact = attempt(lambda: compared(project, plain))
-    names = " and ".join(method.__name__ for method in methods)
+    names = ", ".join(method.__name__ for method in methods)
     result = wrong[0] if wrong else f"{names}{f' ({project.changes})' if project.changes else ''}"
     cells = (
         project.kind,
@@ -63,7 +63,7 @@ def row(project: Project) -> str:
         f"`{project.module}`",
         project.data,
         result,
-        "–" if wrong else exact or "bit by bit",
+        "–" if wrong else exact or "yes",
     )
     return f"| {' | '.join(cells)} |"
 

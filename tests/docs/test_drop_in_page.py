@@ -1,4 +1,7 @@
-"""The tables of docs/drop_in.md, held against the methods' flags and what is done with the Trainer's options."""
+"""The tables of docs/drop_in.md and docs/drop_in_options.md, compared with what the package does.
+
+Methods are compared with their flags, options of the Trainer and callbacks with what is done with them.
+"""
 
 import inspect
 import re
@@ -18,31 +21,33 @@ from pfl_lightning.federation.outer_callbacks import check_options, refuse_callb
 from pfl_lightning.methods import ADAPTER_METHODS
 from pfl_lightning.methods import METHODS as PLAIN_METHODS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "drop_in.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 METHODS = (*PLAIN_METHODS, *ADAPTER_METHODS)
 NAME = re.compile(r"`(\w+)`")
 
 
-def tables(first):
-    """The rows of each table whose first column is called so: names in that column, and the text of the second."""
-    found = []
-    for block in re.findall(rf"^\| {re.escape(first)} \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE):
-        rows = [line.strip("| ").split(" | ", 1) for line in block.splitlines()]
-        found.append({name: text for names, text in rows for name in NAME.findall(names)})
-    return found
+def rows(page, first):
+    """The rows of the table whose first column is called so: the texts of the first column and of the rest."""
+    table = rf"^\| {re.escape(first)} \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)"
+    [block] = re.findall(table, (DOCS / page).read_text(), re.MULTILINE)
+    return [tuple(line.strip("| ").split(" | ", 1)) for line in block.splitlines()]
+
+
+def named_in(first):
+    """Of a table of options: names in the first column, with the text of the second."""
+    return {name: text for names, text in rows("drop_in_options.md", first) for name in NAME.findall(names)}
 
 
 def named(chosen):
     return {method.__name__ for method in METHODS if chosen(method)}
 
 
-def test_every_method_is_in_the_table_of_its_flags():
-    plain, on_features, self_supervised = map(set, tables("method"))
+def test_every_method_is_in_the_row_of_its_flags():
+    plain, on_features, self_supervised, refused = (set(NAME.findall(text)) for _, text in rows("drop_in.md", "kind"))
     assert plain == named(lambda method: method.model_agnostic)
     assert on_features == named(lambda method: method.feature_based and method.steps_on_modules)
     assert self_supervised == named(lambda method: method.feature_based and not method.steps_on_modules)
-    refused = re.search(r"^Refused on a module.*?They take", PAGE, re.MULTILINE | re.DOTALL)
-    assert set(NAME.findall(refused[0])) == named(lambda m: not (m.model_agnostic or m.feature_based))
+    assert refused == named(lambda m: not (m.model_agnostic or m.feature_based))
     assert not named(lambda method: method.model_agnostic and method.feature_based)
 
 
@@ -71,7 +76,7 @@ VALUES = {
     "precision": "bf16-mixed",
     "profiler": SimpleProfiler(),
 }
-[OPTIONS] = tables("`Trainer(...)`")
+OPTIONS = named_in("`Trainer(...)`")
 
 
 def test_the_table_has_every_option_that_is_handed_on():
@@ -106,7 +111,7 @@ def test_an_option_is_refused_or_handed_on_as_the_table_says(name):
     assert vars(engine) == before
 
 
-[CALLBACKS] = tables("callback")
+CALLBACKS = named_in("callback")
 
 
 @pytest.mark.parametrize("name", CALLBACKS)

@@ -30,7 +30,7 @@ def expected_to_fail(reason: str) -> Iterator[None]:
             pytest.xfail(reason)
         raise
     if reason:
-        pytest.fail(f"this works now: take it out of the project and update the table in docs/drop_in.md ({reason})")
+        pytest.fail(f"this works now: remove it from the project and the table in docs/drop_in_projects.md ({reason})")
 
 
 @each
