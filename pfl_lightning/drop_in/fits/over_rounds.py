@@ -1,6 +1,6 @@
 """What goes on from a client's local fit to its next: counts, schedules, states of optimizers, and what is frozen.
 
-It works under every engine, also without a Trainer, and does not go through Lightning's checkpoints (decision 82). The
+It works under every engine, also without a Trainer, and does not go through Lightning's checkpoints (decision 50). The
 bytes of each client rest in ``state.clients.ResumeStates``, and in checkpoints of the federation under ``"carried"``.
 """
 
