@@ -337,7 +337,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self.cohort is None:
             return self.participating
         round = 0 if self.trainer is None else self.trainer.current_epoch
-        return self._checked("the cohort", self.cohort(round))
+        return [int(client) for client in self.cohort(round)]
 
     def __getstate__(self) -> dict[str, Any]:
         """State for another process, without the Trainer, the cohort, and what can be made again."""
@@ -348,12 +348,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Ids of the clients that are evaluated, in order."""
         if self.eval_clients is None:
             return list(range(self.num_clients))
-        return self._checked("eval_clients:", self.eval_clients)
-
-    def _checked(self, what: str, clients: Sequence[int]) -> list[int]:
-        ids = [int(client) for client in clients]
+        ids = [int(client) for client in self.eval_clients]
         if ids and not 0 <= min(ids) <= max(ids) < self.num_clients:
-            raise IndexError(f"{what} {ids} names clients outside 0 to {self.num_clients - 1}")
+            raise IndexError(f"eval_clients: {ids} names clients outside 0 to {self.num_clients - 1}")
         return ids
 
     @property

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.errors import InvalidMessageError
-from pfl_lightning.functional.tensor_lists import HOST, all_within, magnitudes, moved, unusual_kind
+from pfl_lightning.functional.tensor_lists import HOST, magnitudes, moved, unusual_kind
 
 __all__ = ["LARGEST", "TELLS", "Broadcast", "ClientUpdate", "FieldSchema", "Message", "State", "magnitude"]
 __all__ += ["statistics_field", "weight_field"]
@@ -238,7 +238,7 @@ class Message:
         """
         sizes = dict(sizes)  # free symbols join in this message alone
         dense = [tensor for _, _, tensor in self.tensors() if unusual_kind(tensor) is None]
-        within = all_within(dense, LARGEST)
+        largest = dict(zip(map(id, dense), magnitudes(dense), strict=True))
         for declared in fields(self):
             schema = declared.metadata.get("schema")
             if schema is None:
@@ -254,9 +254,9 @@ class Message:
                 self._check_shape(name, value, schema.shape, sizes)
             if isinstance(value, Mapping):
                 for key, tensor in value.items():
-                    self._check_tensor(f"{name}.{key}", tensor, schema, sizes, sent, within)
+                    self._check_tensor(f"{name}.{key}", tensor, schema, sizes, sent, largest)
             elif value is not None:
-                self._check_tensor(name, value, schema, sizes, sent, within)
+                self._check_tensor(name, value, schema, sizes, sent, largest)
 
     def _check_shape(self, name: str, value: Tensor, shape: str, sizes: dict[str, int]) -> None:
         got, symbols = tuple(value.shape), shape.split()
@@ -274,7 +274,7 @@ class Message:
         schema: FieldSchema,
         sizes: Mapping[str, int],
         sent: Callable[[], Message] | None,
-        within: bool,
+        largest: Mapping[int, float],
     ) -> None:
         if not isinstance(value, Tensor):
             self.refuse(f"{name} is a {type(value).__name__}, expected a tensor")
@@ -285,7 +285,7 @@ class Message:
             self.refuse(f"{name} has dtype {value.dtype}, expected {schema.dtype}")
         if schema.floating and not value.is_floating_point():
             self.refuse(f"{name} has dtype {value.dtype}, expected a floating-point one")
-        if not within and not magnitude(value) <= LARGEST:
+        if not largest[id(value)] <= LARGEST:
             self._refuse_unless_sent(name, value, sent)
         if (schema.at_least, schema.below, schema.total) == (None,) * 3 and not schema.ascending | schema.covariance:
             return

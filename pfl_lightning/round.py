@@ -126,12 +126,12 @@ class Round:
                 raise no_broadcast(self.server, broadcast)
             self.traffic.down.update(broadcast.bytes_by_kind())
             self._sent[client] = broadcast
-            model = self.clients.model_of(client)
+            model, state = self.clients.model_and_state(client)
             context = make_context(self.data, client, self.number, model, self.environment, training=True)
             if self.simulated is not None:
                 context = replace(context, max_steps=self.simulated.max_steps(client))
             resume_state = None if self.clients.resume_states is None else self.clients.resume_states.get(client)
-            yield model, FitTask(context, broadcast, self.clients.stored(client), resume_state)
+            yield model, FitTask(context, broadcast, state, resume_state)
 
     def let_forge(self, forge: Forge) -> None:
         """Let a function replace the updates of the cohort when all clients have fitted, before any is checked."""
@@ -238,41 +238,47 @@ class Round:
         """
         waiting, self._waiting = self._waiting, []
         for one in waiting if self.robust is None or not self.robust.holds else self._judged(waiting, self.robust):
-            result = one.result
-            assert result.update is not None
-            before = None
+            result, before = one.result, None
             try:
-                self._check_distance(one)
-                if self.mechanism is not None:
-                    self.mechanism.add(result.update, one.sent)
-                elif type(self.server).receive not in ATOMIC_RECEIVERS:
-                    before = self._last = Snapshot(self.server)  # shares what has not changed since
-                if self.mechanism is None:
-                    self.server.receive(result.update)
+                if result.update is not None:
+                    self.guard.check(result.update, one.sent, one.norms)
+                    if self.mechanism is not None:
+                        self.mechanism.add(result.update, one.sent)
+                    else:
+                        if type(self.server).receive not in ATOMIC_RECEIVERS:
+                            before = self._last = Snapshot(self.server)  # shares what has not changed since
+                        self.server.receive(result.update)
             except Exception as refused:
                 if before is not None:
                     before.restore()
                 self._leave_out(one, refused)
                 continue
-            self._store(result)
+            if result.personal:
+                self.clients.personal.set(result.client, result.personal)
+            if self.clients.resume_states is not None and result.resume_state is not None:
+                self.clients.resume_states.set(result.client, result.resume_state)
 
     def _judged(self, waiting: list[_Waiting], robust: Robust) -> Iterator[_Waiting]:
         """What the server is to receive of a cohort, by the robust rule; nothing where it is too few to judge.
 
+        Of a client that is left out, no update, but the state that it keeps.
+
         Whoever sent no valid message, or one that lies too far from all others, counts as one that has been found.
         """
-        near = []
+        near, entries = list[_Waiting](), list[Entry]()
         for one in waiting:
+            assert one.result.update is not None
             try:
-                self._check_distance(one)
-                near.append(one)
+                self.guard.check(one.result.update, one.sent, one.norms)
             except InvalidMessageError as refused:
                 self._leave_out(one, refused)
+            else:
+                near.append(one)
+                entries.append(Entry(one.result.update, one.sent))
         found = sum(isinstance(result.error, InvalidMessageError) for result in self.results)
         if near and len(near) < robust.least(found):
             self._lacking = f"{len(near)} updates came, and {robust!r} needs {robust.least(found)}"
             return
-        entries = [Entry(one.result.update, one.sent) for one in near if one.result.update is not None]
         for one, verdict in zip(near, robust.judge(entries, found) if near else (), strict=True):
             if isinstance(verdict, ClientUpdate):
                 yield one._replace(result=replace(one.result, update=verdict))
@@ -280,15 +286,8 @@ class Round:
             self.left_out.append(one.result.client)
             again = shown_before("robust", one.result.client)
             self._leave_out(one, ClientError(one.result.client, self.number, verdict), tell=not again)
-            if not self.server.rolls_back_client_states:
-                self._store(one.result)  # which is the client's own, whatever the server takes of it
-
-    def _check_distance(self, one: _Waiting) -> None:
-        """Refuse an update that lies far from all others."""
-        assert one.result.update is not None
-        fault = self.guard.fault(one.result.update, one.sent, one.norms)
-        if fault is not None:
-            one.result.update.refuse(fault)
+            if not self.server.rolls_back_client_states:  # the state is the client's own, whatever the server takes
+                yield one._replace(result=replace(one.result, update=None))
 
     def _leave_out(self, one: _Waiting, refused: Exception, tell: bool = True) -> None:
         """Leave a client that waits out of the aggregation."""
@@ -297,13 +296,6 @@ class Round:
         self.results[one.place] = replace(self.results[one.place], error=error)
         if tell:
             warnings.warn(f"left out of the aggregation: {self._told(error)}", stacklevel=3)
-
-    def _store(self, result: FitResult) -> None:
-        """Keep a client's personal state and schedules."""
-        if result.personal:
-            self.clients.personal.set(result.client, result.personal)
-        if self.clients.resume_states is not None and result.resume_state is not None:
-            self.clients.resume_states.set(result.client, result.resume_state)
 
     def _told(self, error: Exception) -> str:
         """An error with the name of its client, where the data have names."""
@@ -331,7 +323,17 @@ class Round:
             shown = int(update.round) + 1 if isinstance(update.round, Integral) else repr(update.round)
             reason = f"the update calls itself that of client {numbers[0]!r}, round {shown}"
             raise InvalidMessageError(result.client, self.number, reason)
-        self._check_personal(result)
+        personal = result.personal
+        for (name, tensor), size in zip(personal.items(), magnitudes(list(personal.values())), strict=True):
+            if size <= LARGEST:
+                continue
+            model, before = self.clients.model_and_state(result.client)
+            if tensor.is_floating_point() and not math.isfinite(size) and name not in model.uninitialized_buffers:
+                reason = f"{name} is not finite after the local fit; lower the learning rate, clip the gradient, or"
+                raise ClientError(result.client, self.number, f"{reason} look at this client's data")
+            if size > LARGEST and not size <= 1e3 * magnitude(before[name]):
+                reason = f"{name}, which it keeps, holds values of up to {size:.1e}, expected at most "
+                raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
         self.traffic.up.update(update.bytes_by_kind())
         server.check(update)
         if update.num_samples != result.num_samples:  # which the engine has counted
@@ -339,22 +341,6 @@ class Round:
                 f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
                 "the client has trained on: send context.data.num_samples, and other weights in a further field"
             )
-
-    def _check_personal(self, result: FitResult) -> None:
-        """Refuse a personal state that is not finite or of absurd numbers, which the server never sees."""
-        unset = self.clients.model_of(result.client).uninitialized_buffers
-        sizes = magnitudes(list(result.personal.values()))
-        for (name, tensor), size in zip(result.personal.items(), sizes, strict=True):
-            if tensor.is_floating_point() and name not in unset and not math.isfinite(size):
-                raise ClientError(
-                    result.client,
-                    self.number,
-                    f"{name} is not finite after the local fit; lower the learning rate, clip the gradient, "
-                    "or look at this client's data",
-                )
-            if size > LARGEST and not size <= 1e3 * magnitude(self.clients.stored(result.client)[name]):
-                reason = f"{name}, which it keeps, holds values of up to {size:.1e}, expected at most "
-                raise ClientError(result.client, self.number, f"{reason}{LARGEST:.0e}; lower the learning rate")
 
     def close(self, min_clients: int = 1) -> Growth:
         """Let the server aggregate; where that fails or ends in numbers that are not finite, the round is undone.

@@ -97,7 +97,7 @@ def test_they_are_reported_apart_by_test(tmp_path):
         assert metrics[f"{prefix}test_accuracy/mean"] == pytest.approx(float(accuracies.mean()), abs=1e-6)
         assert metrics[f"{prefix}test_accuracy/std"] == pytest.approx(float(accuracies.std(correction=0)), abs=1e-6)
     for client in data.novel:  # the received encoder under the head that every client starts from
-        head = trained.clients.stored(client)["head.weight"]
+        head = trained.clients.model_and_state(client)[1]["head.weight"]
         assert torch.equal(fresh.client_model(client).head.weight, head)
     assert fresh.test_scores[data.participating[0]] == trained.test_scores[data.participating[0]]
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "round_functions.py"
-MAX_FUNCTIONS, MAX_FILES = 114, 22
+MAX_FUNCTIONS, MAX_FILES = 100, 20
 
 
 def test_functions_and_files_of_a_round(monkeypatch):

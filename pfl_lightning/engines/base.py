@@ -25,7 +25,6 @@ from pfl_lightning.engines.lifecycle import (
     conclude,
     enter_phase,
     failure,
-    fit_result,
     forget_preparation,
     load_own_state,
     phase_data,
@@ -198,34 +197,29 @@ class Engine(ABC):
         """
         for client, task in tasks:
             with naming_clients(task.context):
-                result = self.fit(client, task, environment)
+                start = time.perf_counter()
+                context, losses = task.context, dict[str, list[float]]()
+                gradients = torch.is_grad_enabled()
+                try:
+                    context = begin(client, task)
+                    seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
+                    with without_autocast(environment), torch_seed(seed, python=True), ExitStack() as stack:
+                        if client.user_module is not None:
+                            stack.enter_context(client.user_module.on_own_data(context.data))
+                        before = client.before_fit(context)
+                        for index, phase in enumerate(client.phases()):
+                            found = self._run_prepared(client, phase, context, environment, f"{Purpose.FIT}/{index}")
+                            taken, cut = context.num_steps + found.num_steps, context.is_cut or found.is_cut
+                            left = context.max_steps - found.num_steps
+                            context = replace(context, num_steps=taken, max_steps=left, is_cut=cut)
+                            for name, value in found.losses.items():
+                                losses.setdefault(name, []).append(value)
+                        result = conclude(client, context, before, losses, start)
+                except Exception as error:
+                    torch.set_grad_enabled(gradients)
+                    failed = failure(error, client, context, environment)
+                    result = FitResult.failed(context, time.perf_counter() - start, failed)
             yield result
-
-    def fit(self, client: FederatedClient, task: FitTask, environment: FitEnvironment) -> FitResult:
-        """Run one local fit; afterwards the module holds the client's state."""
-        start = time.perf_counter()
-        context, losses = task.context, dict[str, list[float]]()
-        gradients = torch.is_grad_enabled()
-        try:
-            context = begin(client, task)
-            seed = derive_seed(environment.seed, Purpose.FIT_MODEL, context.round, context.client)
-            with without_autocast(environment), torch_seed(seed, python=True), ExitStack() as stack:
-                if client.user_module is not None:
-                    stack.enter_context(client.user_module.on_own_data(context.data))
-                before = client.before_fit(context)
-                for index, phase in enumerate(client.phases()):
-                    found = self._run_prepared(client, phase, context, environment, f"{Purpose.FIT}/{index}")
-                    taken, cut = context.num_steps + found.num_steps, context.is_cut or found.is_cut
-                    left = context.max_steps - found.num_steps
-                    context = replace(context, num_steps=taken, max_steps=left, is_cut=cut)
-                    for name, value in found.losses.items():
-                        losses.setdefault(name, []).append(value)
-                concluded = conclude(client, context, before)
-            return fit_result(client, context, concluded, losses, time.perf_counter() - start)
-        except Exception as error:
-            torch.set_grad_enabled(gradients)
-            failed = failure(error, client, context, environment)
-            return FitResult.failed(context, time.perf_counter() - start, failed)
 
     def _run_prepared(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -249,8 +243,7 @@ class Engine(ABC):
                 raise
             raise better from error
         if trains(client.encoder):  # fused optimizers change parameters without a trace
-            whole.forget_features()
-            context.data.forget_features()
+            whole.cached_features = context.data.cached_features = None
         return found
 
     @abstractmethod

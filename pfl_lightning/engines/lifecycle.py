@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,7 @@ from pfl_lightning.fit.data import FitData
 from pfl_lightning.fit.public import public_for
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitResult, FitTask
 from pfl_lightning.functional.tensor_lists import HOST, moved
-from pfl_lightning.messages import Broadcast, ClientUpdate, State
+from pfl_lightning.messages import Broadcast, State
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.clients import split_attributes
@@ -94,7 +95,9 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
         isolation.begin(client)
     if client.buffers_change:
         client.restore_buffers()
-    personal, broadcast = _delivered(client, task.personal, task.broadcast)
+    personal, broadcast = task.personal, task.broadcast
+    if client.device.type != "cpu":
+        personal, broadcast = _delivered(client, personal, broadcast)
     load_state(client, personal)
     client.receive(broadcast)
     if client.user_module is not None:
@@ -110,8 +113,6 @@ def begin(client: FederatedClient, task: FitTask) -> FitContext:
 
 def _delivered(client: FederatedClient, state: State, message: Broadcast) -> tuple[State, Broadcast]:
     """A client's stored state and a message to it where its model is, which may keep the message's tensors."""
-    if client.device.type == "cpu":
-        return state, message
     sent = [tensor for _, _, tensor in message.tensors()]
     arrived = iter(moved([*state.values(), *sent], client.device))
     return dict(zip(state, arrived, strict=False)), message.with_tensors(lambda _: next(arrived))
@@ -171,8 +172,17 @@ def enter_phase(client: FederatedClient, phase: Phase) -> None:
         layer.eval()
 
 
-def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple[ClientUpdate, State]:
-    """Return the upload of a trained client, and its personal state (not copied).
+def conclude(
+    client: FederatedClient, context: FitContext, before: Any, losses: Mapping[str, Sequence[float]], start: float
+) -> FitResult:
+    """Return the result of a trained client's fit: its upload, and its personal state (not copied).
+
+    Args:
+        client: The trained client.
+        context: The context of its fit.
+        before: What its ``before_fit`` returned.
+        losses: Means of the loss terms of each phase, by name.
+        start: When the fit began, by ``time.perf_counter``.
 
     The personal state is read after ``make_update``, which may still change it: a method may compute statistics with
     its model, or replace a part of it, before it uploads. Neither is checked here, but once, when the round takes them.
@@ -192,17 +202,6 @@ def conclude(client: FederatedClient, context: FitContext, before: Any) -> tuple
         isolation.check_added(client)
         kept = isolation.matched["kept", *state] = client.kept_names()
     personal = {name: state[name] for name in kept}
-    return update, personal
-
-
-def fit_result(
-    client: FederatedClient,
-    context: FitContext,
-    concluded: tuple[ClientUpdate, State],
-    losses: Mapping[str, Sequence[float]],
-    seconds: float,
-) -> FitResult:
-    """Return the result of a fit, from what :func:`conclude` returned and the means of each phase's loss terms."""
     # For the client's next fit: number of fits and loss scale, or what its module hands on.
     if client.user_module is not None:
         resume_state = client.user_module.resume_state
@@ -213,9 +212,10 @@ def fit_result(
     return FitResult(
         context.client,
         context.round,
-        *concluded,
+        update,
+        personal,
         {name: sum(values) / len(values) for name, values in losses.items()},
-        seconds,
+        time.perf_counter() - start,
         logged=dict(client.logged_metrics),
         num_samples=context.data.num_samples,
         resume_state=resume_state,
@@ -290,7 +290,9 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
         IsolationCheck.of(client).buffers = _buffers(client)
     if client.buffers_change:
         client.restore_buffers()
-    stored, broadcast = _delivered(client, task.stored, task.broadcast)
+    stored, broadcast = task.stored, task.broadcast
+    if client.device.type != "cpu":
+        stored, broadcast = _delivered(client, stored, broadcast)
     if not task.trained:
         load_state(client, stored)
     client.receive(broadcast)

@@ -74,14 +74,19 @@ class SequentialEngine(Engine):
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
     ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
-        module = client.step_module
-        _check_hooks(module, context)
+        module, isolation = client.step_module, client.isolation or IsolationCheck.of(client)
+        owner = context.data.part.datamodule
+        if ("hooks", id(owner)) not in isolation.matched:
+            _check_hooks(module, owner)
+            isolation.matched["hooks", id(owner)] = ()
         configured = client.configure_optimizers()
         plain = isinstance(configured, Optimizer)
         optimizer, schedulers = (configured, []) if plain else unpack_optimizers(configured)
-        taken = list[Any]()  # of each step: a fused optimizer is called in any case, and skips inside its kernel
-        optimizer.register_step_post_hook(lambda own, *_: taken.append(getattr(own, "found_inf", None)))
-        scaler = new_scaler(environment, client.loss_scale)
+        scaler, taken = new_scaler(environment, client.loss_scale), list[Any]()  # of each step
+        if (
+            scaler is not None
+        ):  # which leaves steps out; a fused optimizer is called in any case and skips in its kernel
+            optimizer.register_step_post_hook(lambda own, *_: taken.append(getattr(own, "found_inf", None)))
         generator = torch.Generator().manual_seed(derive_seed(environment.seed, purpose, context.round, context.client))
         loader = context.data.loader(generator)
         length = sized_len(loader)
@@ -126,6 +131,7 @@ class SequentialEngine(Engine):
                         if isinstance(value, Tensor) and value.numel() == 1:
                             steps.setdefault(name, []).append(value.detach().clone())
                     self._step(module, optimizer, scaler, terms["loss"])
+                    taken += [None] if scaler is None else []
                     for entry in schedulers:
                         if entry.every_step:
                             entry.scheduler.step()
@@ -170,7 +176,7 @@ class SequentialEngine(Engine):
         clip(list(parameters), self.gradient_clip_val)
 
 
-def _check_hooks(module: L.LightningModule, context: FitContext) -> None:
+def _check_hooks(module: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
     """Refuse what a client's module, or the data module of its data, needs and this engine does not do.
 
     Raises:
@@ -180,7 +186,7 @@ def _check_hooks(module: L.LightningModule, context: FitContext) -> None:
         raise ConfigurationError(
             f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use TrainerEngine"
         )
-    for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (context.data.part.datamodule, BATCH_HOOKS)):
+    for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (datamodule, BATCH_HOOKS)):
         for hook in not_taken if owner is not None else ():
             if is_overridden(hook, owner):
                 raise ConfigurationError(

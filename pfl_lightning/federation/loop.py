@@ -93,13 +93,9 @@ class RoundLoop(L.Callback):
 
     def sample_cohort(self, round: int, num_clients: int, seed: int, max_rounds: int | None) -> list[int]:
         """The clients of a round, ascending; a pure function of its arguments."""
-        share = self.share_of(round, max_rounds)
-        return draw_clients("cohort", share, num_clients, derive_seed(seed, Purpose.COHORT, round))
-
-    def share_of(self, round: int, max_rounds: int | None) -> int | float:
-        """How many clients take part in a round."""
         last = self.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1
-        return 1.0 if last else self.cohort
+        share = 1.0 if last else self.cohort
+        return draw_clients("cohort", share, num_clients, derive_seed(seed, Purpose.COHORT, round))
 
     def sample_eval_clients(self, num_clients: int, seed: int) -> list[int]:
         """The clients that are evaluated after every round, ascending; a pure function of its arguments.
@@ -138,7 +134,8 @@ class RoundLoop(L.Callback):
 
         def cohort(round: int) -> list[int]:
             if pl_module.mechanism is not None:
-                places = pl_module.mechanism.sample(self.share_of(round, trainer.max_epochs))
+                rate = private_rounds.sampling_rate(self, pl_module.mechanism, round, trainer.max_epochs)
+                places = pl_module.mechanism.sample(rate)
             else:
                 places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
             if places and not 0 <= min(places) <= max(places) < len(clients):

@@ -30,7 +30,7 @@ def evaluation_task(
 ) -> EvaluationTask:
     """The client's own model after the last round, and the parts to evaluate it on."""
     data, clients, server = federation.data, federation.clients, federation.server
-    parts, model = data.client_data(client), clients.model_of(client)
+    parts, (model, state) = data.client_data(client), clients.model_and_state(client)
     trained = clients.keeps_trained(client)
     make_broadcast = (server.idle_broadcast if trained else None) or server.broadcast
     broadcast = make_broadcast(client=client, round=federation.round)
@@ -40,7 +40,7 @@ def evaluation_task(
     return EvaluationTask(
         make_context(data, client, federation.round, model, environment, training=False, stored=stored),
         broadcast,
-        clients.stored(client),
+        state,
         trained,
         parts.validation if validation else None,
         parts.test if test else None,

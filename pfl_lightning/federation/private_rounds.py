@@ -45,14 +45,14 @@ def check_budget(loop: RoundLoop, trainer: L.Trainer, mechanism: PrivacyMechanis
     rates, planned = list[tuple[float, int]](), -1 if trainer.max_epochs is None else trainer.max_epochs
     if planned >= 0:  # else their number is unlimited
         full = loop.full_participation_in_last_round and planned > loop.rounds
-        rates = [(_rate(loop.cohort, mechanism), planned - loop.rounds - full), (1.0, int(full))]
+        rates = [(sampling_rate(loop, mechanism, -1, planned), planned - loop.rounds - full), (1.0, int(full))]
     mechanism.check_budget(rates, planned)
     stop_in_budget(loop, trainer, mechanism, loop.rounds)
 
 
 def stop_in_budget(loop: RoundLoop, trainer: L.Trainer, mechanism: PrivacyMechanism, next_round: int) -> None:
     """End the fit where a further round would exceed the budget."""
-    rate = _rate(loop.share_of(next_round, trainer.max_epochs), mechanism)
+    rate = sampling_rate(loop, mechanism, next_round, trainer.max_epochs)
     if next_round == trainer.max_epochs or not mechanism.is_exhausted(rate):
         return
     spent = f"{mechanism.rounds} rounds have spent {mechanism.epsilon():.3g}"
@@ -63,6 +63,8 @@ def stop_in_budget(loop: RoundLoop, trainer: L.Trainer, mechanism: PrivacyMechan
     trainer.should_stop = True
 
 
-def _rate(share: int | float, mechanism: PrivacyMechanism) -> float:
-    """Probability with which a client takes part."""
-    return share if isinstance(share, float) else share / mechanism.num_clients
+def sampling_rate(loop: RoundLoop, mechanism: PrivacyMechanism, round: int, max_rounds: int | None) -> float:
+    """Probability with which a client takes part in a round."""
+    if loop.full_participation_in_last_round and max_rounds is not None and round == max_rounds - 1:
+        return 1.0
+    return loop.cohort if isinstance(loop.cohort, float) else loop.cohort / mechanism.num_clients

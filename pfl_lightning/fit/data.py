@@ -51,7 +51,7 @@ class FitData:
     augment_plain: bool = False
     values: Tensor | None = None
     _plain: BatchSource | None = field(default=None, repr=False)
-    _features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
+    cached_features: tuple[tuple[tuple[int, int], ...], Tensor] | None = field(default=None, repr=False)
 
     def for_phase(self, batch_size: int | None = None, plain: bool = False, smallest_batch: int = 1) -> FitData:
         """Data with the settings of a phase; the same object where nothing differs.
@@ -63,7 +63,7 @@ class FitData:
             smallest_batch: Samples that a last batch must have, or it is dropped, unless it is the only one.
         """
         if plain and self.labeled is not None:
-            own = replace(self, part=self.labeled, labeled=None, _plain=None, _features=None)
+            own = replace(self, part=self.labeled, labeled=None, _plain=None, cached_features=None)
             if self.values is not None:
                 own.values = self.values[: own.num_samples]  # the labeled samples come first
             return own.for_phase(batch_size, plain, smallest_batch)
@@ -79,13 +79,13 @@ class FitData:
     def with_plain_augmentations(self, augmentations: tuple[Any, ...]) -> FitData:
         """The same data whose plain batches are augmented, too, in this way."""
         part = cast(Any, self.part).with_augmentations(augmentations)
-        return replace(self, part=part, augment_plain=True, _plain=None, _features=None)
+        return replace(self, part=part, augment_plain=True, _plain=None, cached_features=None)
 
     def of_validation(self) -> FitData | None:
         """The validation part with the same settings; ``None`` if it has no samples."""
         if self.validation is None or not len(self.validation):
             return None
-        own = replace(self, part=self.validation, labeled=None, validation=None, _plain=None, _features=None)
+        own = replace(self, part=self.validation, labeled=None, validation=None, _plain=None, cached_features=None)
         own.values = None  # which belong to the training samples
         return own
 
@@ -168,7 +168,7 @@ class FitData:
         """
         inputs, labels = self.tensors()
         version = tuple((id(t), t._version) for t in (*encoder.parameters(), *encoder.buffers()))
-        if self._features is None or self._features[0] != version:
+        if self.cached_features is None or self.cached_features[0] != version:
             modes = {module: module.training for module in encoder.modules()}
             encoder.eval()
             with torch.no_grad(), self.forward_context():
@@ -177,9 +177,5 @@ class FitData:
                 chunks = [encoder(self.convert_input(chunk)) for chunk in inputs.split(size)]
             for module, mode in modes.items():
                 module.training = mode
-            self._features = (version, torch.cat(chunks))
-        return self._features[1], labels
-
-    def forget_features(self) -> None:
-        """Discard cached features: fused optimizers and ``p.data`` change weights without autograd's notice."""
-        self._features = None
+            self.cached_features = (version, torch.cat(chunks))
+        return self.cached_features[1], labels

@@ -1,7 +1,6 @@
 """Pure functions on tensors, from which clients and servers are built.
 
 ================================================  ==============================================================
-``averaging``                                     weighted averages of named tensors (FedAvg), and the server's step
 ``losses``                                        alignment, balanced softmax, distillation, distance of two sets
                                                   of features, proximal term, terms whose gradients are given
 ``contrastive``                                   supervised contrastive loss and NT-Xent
@@ -14,14 +13,14 @@
 ``low_rank``                                      codec that keeps a share of a tensor's squared norm (FedKD)
 ``representations``                               measures for the inspection of trained encoders
 ``numerics``                                      shapes and precision, sums and products, square roots safe at zero
-``tensor_lists``                                  many tensors at once: one copy to a device, one wait, few launches
+``tensor_lists``                                  moves, copies and magnitudes of many tensors, their weighted
+                                                  averages (FedAvg), and the server's step
 ================================================  ==============================================================
 
 No function keeps state between calls; the two accumulators, ``RunningAverage`` and ``ClassStatistics``, belong to the
 caller. Losses have no data-dependent shapes, so that ``torch.func`` can differentiate and vectorize them over clients.
 """
 
-from pfl_lightning.functional.averaging import RunningAverage, server_step, weighted_average
 from pfl_lightning.functional.class_statistics import ClassStatistics
 from pfl_lightning.functional.clustering import Clustering, fit_kmeans, kmeans
 from pfl_lightning.functional.combination import combination_weights, feature_variance, weighted_class_means
@@ -46,6 +45,7 @@ from pfl_lightning.functional.representations import (
     rank_correlation,
     rank_scores,
 )
+from pfl_lightning.functional.tensor_lists import RunningAverage, server_step, weighted_average
 
 __all__ = [
     "ClassStatistics",

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from pfl_lightning.functional.numerics import check_tensor, float64_device, one_thread
+from pfl_lightning.functional.numerics import check_tensor, one_thread
+from pfl_lightning.functional.tensor_lists import float64_device
 
 ASYMMETRY = 1e-5  # of a covariance's largest entry; more than single precision leaves of a symmetric product
 

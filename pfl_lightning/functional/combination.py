@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.functional.class_statistics import ClassStatistics
-from pfl_lightning.functional.numerics import float64_device, one_thread
+from pfl_lightning.functional.numerics import one_thread
 from pfl_lightning.functional.simplex_qp import optimality_gap, solve_active_set
+from pfl_lightning.functional.tensor_lists import float64_device
 
 
 def weighted_class_means(statistics: ClassStatistics) -> Tensor:

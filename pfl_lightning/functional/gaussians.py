@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.functional.class_statistics import ClassStatistics
-from pfl_lightning.functional.numerics import check_tensor, float64_device, one_thread
+from pfl_lightning.functional.numerics import check_tensor, one_thread
+from pfl_lightning.functional.tensor_lists import float64_device
 
 OVERSAMPLING = 10  # columns of a sketch beyond the rank: its condition is a matter of tens then
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.functional.numerics import check_tensor, float64_device
+from pfl_lightning.functional.numerics import check_tensor
+from pfl_lightning.functional.tensor_lists import float64_device
 
 BLOCK_ELEMENTS = 2**22  # distances held at the same time, 32 MiB
 

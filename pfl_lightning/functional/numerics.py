@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pfl_lightning.functional.tensor_lists import float64_device
+
 
 def check_tensor(name: str, value: Tensor, shape: Sequence[int | str], kind: str = "floating point") -> None:
     """Refuse a tensor of another shape or type than expected; no number of it is looked at.
@@ -34,15 +36,6 @@ def check_tensor(name: str, value: Tensor, shape: Sequence[int | str], kind: str
     if not of_kind[kind] or len(shape) != value.ndim or list(value.shape) != sizes:
         expected = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
         raise ValueError(f"{name} must be {kind} of shape {expected}, got {value.dtype} of shape {tuple(value.shape)}")
-
-
-SINGLE_DEVICES = {"mps"}
-"""Types of devices that have no double precision."""
-
-
-def float64_device(device: torch.device) -> torch.device:
-    """Return `device`, or the CPU where `device` has no double precision (Apple's MPS)."""
-    return torch.device("cpu") if device.type in SINGLE_DEVICES else device
 
 
 def in_double(values: Tensor) -> Tensor:

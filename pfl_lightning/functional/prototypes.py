@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from pfl_lightning.functional.clustering import fit_kmeans
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
-from pfl_lightning.functional.numerics import at_least_single, check_tensor, float64_device, product, unit_rows
+from pfl_lightning.functional.numerics import at_least_single, check_tensor, product, unit_rows
+from pfl_lightning.functional.tensor_lists import float64_device
 
 ROUNDING = 16
 """Roundings of an encoding below which it is at its centroid."""

@@ -13,7 +13,8 @@ from pfl_lightning.checks import check_at_least, check_between, check_choice, ch
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import neighbor_probabilities
-from pfl_lightning.functional.numerics import at_least_single, float64_device
+from pfl_lightning.functional.numerics import at_least_single
+from pfl_lightning.functional.tensor_lists import float64_device
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.phases import Personalization
 from pfl_lightning.state.tensors import TensorDict

@@ -14,7 +14,8 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import ClassStatistics, covariance_factors
 from pfl_lightning.functional.gaussians import covariances_by_class
-from pfl_lightning.functional.numerics import float64_device, in_double
+from pfl_lightning.functional.numerics import in_double
+from pfl_lightning.functional.tensor_lists import float64_device
 from pfl_lightning.messages import Broadcast, ClientUpdate, FieldSchema
 from pfl_lightning.server import Aggregator
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.functional.numerics import float64_device
+from pfl_lightning.functional.tensor_lists import float64_device
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.privacy.accountant import Spent, accountants, epsilon, rounds_within
 from pfl_lightning.privacy.bounding import PRESENCE, contribution, layout_of, mean_update
@@ -79,13 +79,9 @@ class PrivacyMechanism:
         """Expected number of clients of the round, q m."""
         return self.rate * self.num_clients
 
-    def sample(self, share: int | float) -> list[int]:
-        """Places of the clients of the next round, each with probability q.
-
-        Args:
-            share: q, or the expected number of clients, q m.
-        """
-        self.rate = share if isinstance(share, float) else share / self.num_clients
+    def sample(self, rate: float) -> list[int]:
+        """Places of the clients of the next round, each with probability q, the rate."""
+        self.rate = rate
         rng = np.random.default_rng(derive_seed(self._secret, Purpose.PRIVATE_COHORT, self.rounds))
         return np.flatnonzero(rng.random(self.num_clients) < self.rate).tolist()
 

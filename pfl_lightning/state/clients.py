@@ -252,9 +252,10 @@ class Clients:
         """Module of the client's architecture, which all its clients use in turn."""
         return self.models[self.architecture_of[client]]
 
-    def stored(self, client: int) -> dict[str, Tensor]:
-        """Stored state of the client, with the fixed tensors; views into the store."""
-        return {**self._fixed[self.architecture_of[client]], **self.personal.get(client)}
+    def model_and_state(self, client: int) -> tuple[FederatedClient, dict[str, Tensor]]:
+        """Module of the client's architecture, and the client's stored state with the fixed tensors, as views."""
+        own = self.architecture_of[client]
+        return self.models[own], {**self._fixed[own], **self.personal.get(client)}
 
     def attributes(self, client: int) -> bytes:
         """Plain attributes of a user's module, as the client's last local fit has left them."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pfl_lightning.checks import check_number
-from pfl_lightning.functional.numerics import float64_device
-from pfl_lightning.functional.tensor_lists import HOST, moved
+from pfl_lightning.functional.tensor_lists import HOST, float64_device, moved
 from pfl_lightning.messages import LARGEST, STATISTICS, Message, magnitude
 
 Norms = Mapping[str, float]
@@ -88,8 +87,12 @@ class UpdateGuard:
             self._sorted[name].remove(norm)
             self._round[name].remove(norm)
 
-    def fault(self, update: Message, sent: Message, norms: Norms) -> str | None:
-        """Say of an update that was measured in which tensor it lies too far from the others; ``None`` if in none."""
+    def check(self, update: Message, sent: Message, norms: Norms) -> None:
+        """Refuse an update that was measured and lies too far from the others.
+
+        Raises:
+            InvalidMessageError: Names the client, the round, and the tensor.
+        """
         ratio = self.max_ratio
         for name, norm in norms.items():
             known = self._sorted[name]
@@ -98,12 +101,11 @@ class UpdateGuard:
                 continue
             shape, old = ({n: t.shape for n, _, t in one.tensors()}.get(name) for one in (update, sent))
             how = "lies {:.3g} from what the server sent" if shape == old else "has a norm of {:.3g}"
-            return (
+            update.refuse(
                 f"{name} {how.format(norm)}, and the median of the updates is {median:.3g}, so that it counts as "
                 "faulty; look at this client's data, lower the learning rate or clip the gradient. "
                 f"FederatedLoop(max_update_ratio=None) takes updates of more than {ratio:g} times the median"
             )
-        return None
 
     def end_round(self, accepted: bool) -> None:
         """Keep the norms of a round that was aggregated, and forget those of one that was not."""

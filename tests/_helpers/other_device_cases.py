@@ -26,7 +26,7 @@ from _helpers.methods import CORE
 from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine, methods
 from pfl_lightning.callbacks import FederatedLoop, Inspection, ResultsWriter
 from pfl_lightning.datamodules import Digits, DominantClasses, RandomCrop, RandomFlip, RandomRotation
-from pfl_lightning.functional import numerics
+from pfl_lightning.functional import tensor_lists
 from pfl_lightning.methods import DCPFL, FedAvg, FedPAC, FedProto
 from pfl_lightning.privacy import ClientPrivacy
 
@@ -58,7 +58,7 @@ def under(engine: str) -> dict[str, Any]:
 def without_double(_: Path) -> dict[str, Any]:
     """Every method on a device without double precision."""
     other_device.single = True
-    numerics.SINGLE_DEVICES.add(other_device.NAME)
+    tensor_lists.SINGLE_DEVICES.add(other_device.NAME)
     failed = {}
     for method in methods.METHODS:
         try:

@@ -102,10 +102,10 @@ def test_a_false_assertion_of_the_package_ends_the_run_and_one_of_the_user_does_
     _, said = play(failing(FedPer, "before_fit", partial(AssertionError, "a user's")), engine=SequentialEngine())
     assert len(said) == 1
 
-    def broken(client, context, before):
+    def broken(client, context, *rest):
         if context.client == BAD and context.round == 1:
             exec(compile("assert False", str(lifecycle.__file__), "exec"))
-        return conclude(client, context, before)
+        return conclude(client, context, *rest)
 
     from pfl_lightning.engines import base, lifecycle
 

@@ -42,13 +42,16 @@ def test_clients_are_evaluated_by_their_own_weights(outer):
 class _Half(SequentialEngine):
     """In float16 on the CPU, which the Trainer takes for GPUs alone."""
 
-    def fit(self, client, task, environment):
+    def run(self, tasks, environment):
         precision = MixedPrecision("16-mixed", "cpu")
-        data = replace(
-            task.context.data, forward_context=precision.forward_context, convert_input=precision.convert_input
-        )
-        task = replace(task, context=replace(task.context, data=data))
-        return super().fit(client, task, replace(environment, precision=precision))
+        how = {"forward_context": precision.forward_context, "convert_input": precision.convert_input}
+
+        def in_half():
+            for client, task in tasks:
+                data = replace(task.context.data, **how)
+                yield client, replace(task, context=replace(task.context, data=data))
+
+        return super().run(in_half(), replace(environment, precision=precision))
 
 
 class _LooksAtGradients(FedAvg):

@@ -32,10 +32,10 @@ def fits(federation, engine, limits):
 
     def tasks():
         for client, limit in limits.items():
-            model, data = federation.clients.model_of(client), federation.data
+            (model, state), data = federation.clients.model_and_state(client), federation.data
             context = make_context(data, client, 1, model, federation.environment, training=True)
             broadcast = federation.server.broadcast(client, 1)
-            yield model, FitTask(replace(context, max_steps=limit), broadcast, federation.clients.stored(client))
+            yield model, FitTask(replace(context, max_steps=limit), broadcast, state)
 
     engine.start(federation.clients.models, federation.data, federation.environment)
     try:
@@ -87,7 +87,7 @@ def test_a_users_module_is_cut_and_goes_on(tmp_path):
     def fit(limit):
         model = module.clients.model_of(0)
         context = replace(make_context(module.data, 0, 1, model, module.environment, training=True), max_steps=limit)
-        stored = module.clients.stored(0), module.clients.resume_states.get(0)
+        stored = module.clients.model_and_state(0)[1], module.clients.resume_states.get(0)
         task = FitTask(context, module.server.broadcast(0, 1), *stored)
         return next(module.engine.run([(model, task)], module.environment))
 

@@ -29,7 +29,7 @@ class Cached(FedAvg):
 
     def make_update(self, context, before):
         found = self.features_of(context.data)[0]
-        context.data.forget_features()
+        context.data.cached_features = None
         self.errors.append(float((found - self.features_of(context.data)[0]).abs().max()))
         return super().make_update(context, before)
 

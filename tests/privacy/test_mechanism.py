@@ -62,7 +62,7 @@ def test_clients_take_part_each_by_its_own_draw():
     assert abs(drawn.mean() - 0.3) < 4 * math.sqrt(0.21 / drawn.size)
     assert abs(drawn.sum(1).var() - CLIENTS * 0.21) < 1.0  # binomial, and no fixed number
     assert mechanism.expected == pytest.approx(6)
-    mechanism.sample(5)
+    mechanism.sample(5 / mechanism.num_clients)
     assert mechanism.rate == 0.25
 
 

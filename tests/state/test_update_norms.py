@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl_lightning import FederatedLoop, TrainerEngine, VectorizedEngine
-from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.errors import ConfigurationError, InvalidMessageError
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.methods import SCAFFOLD, Calibre, DualFed, FedAvg, FedPAC, FedProto, LocalOnly
 from pfl_lightning.server import AveragingAggregator
@@ -258,7 +258,9 @@ def judged(guard, distances, sent=0.0):
 
     def judge():
         for place, (update, broadcast, norms) in waiting:
-            if guard.fault(update, broadcast, norms) is not None:
+            try:
+                guard.check(update, broadcast, norms)
+            except InvalidMessageError:
                 guard.remove(norms)
                 found.append(place)
         waiting.clear()

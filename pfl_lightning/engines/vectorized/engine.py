@@ -20,7 +20,6 @@ from pfl_lightning.engines.lifecycle import (
     conclude,
     enter_phase,
     failure,
-    fit_result,
     forget_preparation,
     load_own_state,
     trains,
@@ -271,7 +270,7 @@ class VectorizedEngine(Engine):
                     return
                 if trains(client.encoder):
                     for member in stack.members:
-                        member.context.data.forget_features()
+                        member.context.data.cached_features = None
         for member in stack.members:
             member.state = stack.row(member)
 
@@ -295,7 +294,7 @@ class VectorizedEngine(Engine):
         self, client: FederatedClient, member: Member, environment: FitEnvironment, seconds: float
     ) -> FitResult:
         """Result of a fit, computed after the last phase on the module in the client's trained state."""
-        context, start = member.context, time.perf_counter()
+        context, start = member.context, time.perf_counter() - seconds
         if member.error is not None:
             return FitResult.failed(context, seconds, member.error)
         with naming_clients(context):
@@ -310,11 +309,10 @@ class VectorizedEngine(Engine):
                 with without_autocast(environment), torch_seed(seed, python=True):
                     member.random_state.restore(environment.device)
                     context = replace(context, num_steps=member.num_steps, is_cut=member.is_cut)
-                    concluded = conclude(client, context, member.before)
-                return fit_result(client, context, concluded, member.losses, seconds + time.perf_counter() - start)
+                    return conclude(client, context, member.before, member.losses, start)
             except Exception as error:
                 failed = failure(error, client, context, environment).with_traceback(None)
-                return FitResult.failed(context, seconds + time.perf_counter() - start, failed)
+                return FitResult.failed(context, time.perf_counter() - start, failed)
 
 
 def _architecture(client: FederatedClient) -> str:
