@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --hel
     from pfl_lightning.phases import Personalization
     from pfl_lightning.server import AggregationWeights, Aggregator, AveragingAggregator
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = ["Engine", "ProcessEngine", "RayEngine", "SequentialEngine", "TrainerEngine", "VectorizedEngine"]
 __all__ += ["AggregationWeights", "Aggregator", "AveragingAggregator", "Broadcast", "ClientUpdate"]
