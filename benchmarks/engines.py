@@ -224,7 +224,7 @@ def main() -> None:
     settings = f"{args.samples} samples, batches of {args.batch}, {args.epochs} epochs"
     print(f"{date.today()}, {hardware}, {versions}, {args.method or 'FedPAC (dcpfl: DCPFL)'}, {settings}\n")
     names = list(make_cases(args))
-    columns = ["encoder", "clients", "precision", *(f"{name}, s" for name in names), "MiB, likewise"]
+    columns = ["encoder", "clients", "precision", *(f"{name}, s" for name in names), "MiB"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     rows = list(itertools.product(args.clients, args.encoder, args.precision))
     start, notes = time.monotonic(), list[str]()

@@ -1,7 +1,7 @@
 """Prints every message of the package, so that all of them can be read in one go.
 
-A message is a string of five words or more that is not a docstring: an error, a warning, a note, a help text. What is filled in
-is in braces.
+A message is a string of five words or more that is not a docstring: an error, a warning, a note, a help text. What is
+filled in is in braces.
 
 usage: python benchmarks/messages.py > messages.txt
 """

@@ -176,7 +176,7 @@ def _metric(given: Any, num_classes: int) -> tuple[str, ClassMetric]:
             ) from error
     if not isinstance(made, Metric):
         raise ConfigurationError(
-            f"metrics: {given!r} is no metric of torchmetrics: give a name ({', '.join(NAMED_METRICS)}), the import "
+            f"metrics: {given!r} is not a metric of torchmetrics: give a name ({', '.join(NAMED_METRICS)}), the import "
             "path of a class, such as torchmetrics.classification.MulticlassHammingDistance, or a metric"
         )
     return type(made).__name__, ClassMetric(made)
@@ -186,7 +186,7 @@ def _imported(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         if module.partition(".")[0] != "torchmetrics":  # a config must not import what it likes
-            raise ImportError(f"{path!r} is none of torchmetrics")
+            raise ImportError(f"{path!r} is not a metric of torchmetrics")
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(

@@ -29,7 +29,7 @@ class Learner(nn.Module):
     """A network of the server with its optimizer.
 
     An aggregator holds it as an attribute and calls :meth:`learn` in its ``aggregate``, since what is sent must not
-    change within a round. A resumed run goes on with the same weights and the same momentum, at the rates that are
+    change within a round. A resumed run has the same weights and the same momentum, at the rates that are
     configured now. Numbers are in single
     precision at least, also where clients train in half precision.
 

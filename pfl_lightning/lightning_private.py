@@ -191,7 +191,7 @@ def data_given_to(trainer: Any, module: Any) -> GivenData:
 
 
 def put_in_place(trainer: Any, module: L.LightningModule, data: Any, **loaders: Any) -> None:
-    """Let the call under way go on with another module and other data, as if they had been given.
+    """Let the call under way continue with another module and other data, as if they had been given.
 
     It is made when the Trainer has connected the module that it was given and attached its callbacks, and has not yet
     called ``prepare_data`` or ``setup`` of anything.

@@ -90,7 +90,7 @@ class Personalization:
     Attributes:
         train: ``"linear"`` fits a new linear head on the features of the trained encoder, which stays as it is
             (Calibre), ``"linear+encoder"`` trains the encoder with it (Calibre's published implementation, with 5
-            epochs and augmentation); ``"head"`` goes on with the method's own head or heads, ``"all"`` with the whole
+            epochs and augmentation); ``"head"`` trains the method's own head or heads further, ``"all"`` the whole
             model. ``"nothing"`` evaluates every client, novel ones included, as the method does without the stage; the
             other settings then have no effect.
         epochs: Passes over the client's training data.

@@ -250,7 +250,7 @@ class GeneratorStates:
         return on_host and all(map(torch.equal, self.tensors, other.tensors))
 
     def restore(self, device: torch.device) -> None:
-        """Go on from these states."""
+        """Set the generators to these states."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
         torch.set_rng_state(self.tensors[0])

@@ -103,7 +103,7 @@ def test_classes_paths_and_metrics_of_torchmetrics():
     [
         (["balanced_acuracy"], "'balanced_acuracy' is unknown; did you mean 'balanced_accuracy'? Give"),
         (["os.system"], "'os.system' is unknown"),
-        (["torchmetrics.functional.accuracy"], "is no metric of torchmetrics"),
+        (["torchmetrics.functional.accuracy"], "is not a metric of torchmetrics"),
         (["torchmetrics.classification.Nothing"], "is unknown"),
         (["f1", "f1"], "f1 is given twice"),
         (["accuracy"], "measured in any case"),

@@ -1,4 +1,4 @@
-"""Checkpoints that a run does not go on from: of something else, or from the middle of a round."""
+"""Checkpoints that a run does not resume from: of something else, or from the middle of a round."""
 
 from functools import partial
 

@@ -72,8 +72,8 @@ class DominantClasses(Partitioner):
             allow.
         uniform_share: Share s of the samples that is spread over all classes, between 0 and 1.
         groups: Dominant classes of each group. None for the paper's: three consecutive classes, starting at every
-            second class (10 classes: 0-2, 2-4, 4-6, 6-8, 8-0; other numbers of classes likewise, wrapping around at
-            the end), and digits, upper case and lower case for the 62 classes of EMNIST byclass.
+            second class (10 classes: 0-2, 2-4, 4-6, 6-8, 8-0; other numbers, too, wrapping around at the end), and
+            digits, upper case and lower case for the 62 classes of EMNIST byclass.
         seed: Seed of the random choice.
         overlap: Whether clients may share samples if a class is short. The paper's 100 clients of 600 samples on the
             50,000 images of CIFAR-10 are possible only with it. One client's validation images may then be another

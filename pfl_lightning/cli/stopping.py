@@ -54,7 +54,7 @@ def stopping_signal(
 
 
 def how_to_go_on(arguments: Sequence[str], last: Path) -> str:
-    """The command that goes on with a stopped run, or that there is nothing to go on from.
+    """The command that resumes a stopped run, or that there is nothing to resume from.
 
     Args:
         arguments: Words of the stopped command.
@@ -68,4 +68,4 @@ def how_to_go_on(arguments: Sequence[str], last: Path) -> str:
             argv.pop()
         elif not word.startswith("--ckpt_path="):
             argv.append(word)
-    return f"Go on after the last finished round with:\npfl {shlex.join([*argv, '--ckpt_path', str(last)])}"
+    return f"Resume after the last finished round with:\npfl {shlex.join([*argv, '--ckpt_path', str(last)])}"

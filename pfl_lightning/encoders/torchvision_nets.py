@@ -316,7 +316,7 @@ def _read(file: Path, encoder: str, known_file: str) -> Mapping[str, Tensor]:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("it holds something else than names with tensors: save network.state_dict()")
-    except Exception as error:  # whatever a file that is none of torch's makes of it
+    except Exception as error:  # whatever torch raises for a file that it did not write
         raise ValueError(
             f"{encoder} expects a state dict of torchvision such as {known_file}; {file} cannot be read by "
             f"torch.load(weights_only=True): {error}"

@@ -99,7 +99,7 @@ class IsolationCheck:
         if unset:
             raise ConfigurationError(
                 f"{unset[0]} is shared, and nothing sets it before a local fit ({len(unset)} of {len(marked)} such "
-                "names): the client would go on from what another client has trained. Send it in the weights of the "
+                "names): the client would begin with what another client has trained. Send it in the weights of the "
                 f"server's message, set it in {type(client).__name__}.receive or before_fit, or leave it out of "
                 "`shared`"
             )
@@ -138,7 +138,7 @@ class IsolationCheck:
             where = "__init__, with its shape" if own else "__init__, setup or configure_model, before clients begin"
             raise ConfigurationError(
                 f"{name} has {what} after its first local fit and did not have it before: it is stored for no client, "
-                f"and the next client would go on with it. Make it in {where}"
+                f"and the next client would begin with it. Make it in {where}"
             )
         changed = None if before is None else before.first_change(client)
         if changed is not None:

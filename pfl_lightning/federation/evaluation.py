@@ -32,7 +32,7 @@ class Evaluation:
     Attributes:
         round: Last round that was trained.
         validation_scores: Metrics on the validation parts, of the clients so far.
-        test_scores: Metrics on the test parts, likewise.
+        test_scores: Metrics on the test parts, in the same order.
         finetune_failures: Clients that were evaluated without the fine-tuning of their method, which failed.
         summary: Metrics over clients, by the name under which they are logged; set by :meth:`close`.
         left: Clients that are still to be evaluated.

@@ -47,7 +47,7 @@ _OPTIONS = {
     "min_steps": "min_epochs, the least number of rounds",
     "check_val_every_n_epoch": "at least 1, or limit_val_batches=0 for no validation",
     "reload_dataloaders_every_n_epochs": (
-        "an attribute by which the Dataset follows self.trainer.current_epoch of the module: clients go on with items "
+        "an attribute by which the Dataset follows self.trainer.current_epoch of the module: clients keep the items "
         "of the first loaders"
     ),
     "val_check_interval": "check_val_every_n_epoch, which counts rounds: within a round nothing is aggregated yet",

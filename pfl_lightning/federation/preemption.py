@@ -74,6 +74,6 @@ def requeue() -> None:
         subprocess.run(["scontrol", "requeue", str(job)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         warnings.warn(
-            f"job {job} could not be requeued ({error}); submit it again to go on from its last checkpoint",
+            f"job {job} could not be requeued ({error}); submit it again to resume from its last checkpoint",
             stacklevel=2,
         )

@@ -103,7 +103,7 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
         )
     fault = content_fault(checkpoint)
     if fault is None and federation.trainer.state.fn == TrainerFn.FITTING and not goes_on(checkpoint):
-        fault = "holds the models alone (save_weights_only): it can be evaluated, but no fit can go on from it"
+        fault = "holds the models alone (save_weights_only): it can be evaluated, but no fit can resume from it"
     if fault is not None:
         raise damaged(str(federation.trainer.ckpt_path), fault)
     extra = checkpoint["state_dict"]["_extra_state"]

@@ -157,7 +157,7 @@ class EvaluationTask:
         trained: Whether the stored state is the whole model as the last local fit left it, which is then evaluated;
             otherwise the model is the personal state under the broadcast.
         validation: The validation part; ``None`` leaves it out, as it does an empty one.
-        test: The test part, likewise.
+        test: The test part; ``None`` to leave it out.
         attributes: What the client's last local fit has left in plain attributes of a user's module.
     """
 
@@ -177,7 +177,7 @@ class EvaluationResult:
     Attributes:
         client: Number of the client.
         validation: Of the validation part, if it was asked for and is not empty.
-        test: Of the test part, likewise.
+        test: Of the test part; ``None`` without one.
         finetune_failures: Why the client was evaluated without the fine-tuning that its method has.
     """
 

@@ -153,7 +153,7 @@ class RunningAverage:
     """Weighted average of states that arrive one after another.
 
     It holds one double-precision accumulator of the size of a state, however many states arrive. The same states and
-    weights in the same order give bit by bit the result of `weighted_average`.
+    weights in the same order give the result of `weighted_average`, bit for bit.
 
     Example:
         >>> import torch

@@ -86,7 +86,7 @@ def opened_log(job: Job) -> IO[bytes]:
 def environment(threads: int, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a job's process: with its share of threads, and without the job of SLURM that it is in.
 
-    The command that has started it is what a job of SLURM that is requeued goes on with.
+    The command that has started it is what a requeued SLURM job resumes.
 
     Args:
         threads: Threads of its tensor operations.

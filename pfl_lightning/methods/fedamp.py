@@ -73,7 +73,7 @@ class FedAMP(FederatedClient):
             raise ConfigurationError("step (alpha) is of attention='gaussian'; with 'cosine' leave it out")
         if self.eval_model == "aggregated":
             raise ConfigurationError(
-                "eval_model='aggregated' of FedAMP: clients never take over what the server sends and go on with their "
+                "eval_model='aggregated' of FedAMP: clients never load what the server sends and continue from their "
                 "own models; leave it out"
             )
         self.attention, self.sigma, self.own_share = attention, sigma, own_share
@@ -91,7 +91,7 @@ class FedAMP(FederatedClient):
         return [name for name in super().shared_names() if name in trained]
 
     def kept_names(self) -> list[str]:
-        """Names of the whole model, which a client goes on with; what is frozen is the same for all."""
+        """Names of the whole model, which a client keeps from round to round; what is frozen is the same for all."""
         elsewhere = {*self.fixed_names(), *self.frozen}
         return [name for name in self.state_dict() if name not in elsewhere]
 

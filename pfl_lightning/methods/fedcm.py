@@ -76,7 +76,7 @@ class FedCM(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         self.alpha = alpha
         self.received = TensorDict(persistent=False)  # w^t, for the time of a fit
-        self.push = TensorDict(persistent=False)  # (1 - alpha) Delta, likewise
+        self.push = TensorDict(persistent=False)  # (1 - alpha) Delta, received with each broadcast
 
     def check_run(self, facts: RunFacts) -> None:
         """Refuse local steps of another kind, of which Delta would be no mean of gradients."""

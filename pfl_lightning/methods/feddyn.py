@@ -49,7 +49,7 @@ class FedDyn(FederatedClient):
         covered = {name: torch.zeros_like(p) for name, p in self.named_parameters() if name in shared}
         self.gradient = TensorDict(covered)  # g_k; personal
         self.received = TensorDict(persistent=False)  # w^t, for the time of a fit
-        self.descent = TensorDict(persistent=False)  # -g_k, likewise
+        self.descent = TensorDict(persistent=False)  # -g_k
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over w^t, and keep it."""

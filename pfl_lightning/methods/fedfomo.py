@@ -51,7 +51,7 @@ class FedFomo(FederatedClient):
         models: Models that a client compares in a round, its own included, M.
         exploration: Probability that a place is given to a random client in the first round, epsilon.
         exploration_decay: What it falls by in each round.
-        fallback: Model that a client goes on with where none gains: its ``"own"``, or the one from before its last
+        fallback: Model that a client continues from where none gains: its ``"own"``, or the one from before its last
             fit, ``"base"`` (published implementation).
         preference: What the server adds up for each pair of clients, losses with their minus: ``"raw"`` gains, or
             ``"normalized"`` ones, divided by the absolute value of their sum (published implementation).

@@ -60,7 +60,7 @@ class FedMTL(FederatedClient):
         check_number("lam (lambda)", lam)
         if self.eval_model == "aggregated":
             raise ConfigurationError(
-                "eval_model='aggregated' of FedMTL: clients never take over what the server sends and go on with their "
+                "eval_model='aggregated' of FedMTL: clients never load what the server sends and continue from their "
                 "own models; leave it out"
             )
         self.lam = lam

@@ -152,7 +152,7 @@ class HypCluster(FederatedClient):
         return losses
 
     def before_fit(self, context: FitContext) -> Choice:
-        """Choose the cluster to train with; in the k-means++ start go on from the first weights."""
+        """Choose the cluster to train with; in the k-means++ start continue from the first weights."""
         choice = self.choose(context)
         if choice.served is not None:
             load_state(self, row_of(self.bank.as_state(), -1))

@@ -15,7 +15,7 @@ __all__ = ["PFLSSL"]
 class PFLSSL(SelfSupervisedClient):
     """Clients train an encoder by a self-supervised objective (section III-B); encoder and projector are averaged.
 
-    The baselines of Calibre: pFL-SimCLR, pFL-BYOL, pFL-SimSiam, pFL-MoCoV2, and likewise SwAV and SMoG. The head is
+    The baselines of Calibre: pFL-SimCLR, pFL-BYOL, pFL-SimSiam, pFL-MoCoV2, pFL-SwAV and pFL-SMoG. The head is
     each client's own and does not train in this stage.
 
     Every batch has two augmented views of each sample. ``drop_last`` is advised: objectives compare the samples of a

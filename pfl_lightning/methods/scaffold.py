@@ -71,7 +71,7 @@ class SCAFFOLD(FederatedClient):
         weight_decay: Weight decay of the local SGD.
         epochs: Local epochs a round, E.
         optimizer: Makes the optimizer in place of SGD; with ``control="gradient"``.
-        lr_scheduler: Makes a scheduler; likewise.
+        lr_scheduler: Makes a scheduler, as for every method.
         options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
     """
 
@@ -120,8 +120,8 @@ class SCAFFOLD(FederatedClient):
         covered = {name: torch.zeros_like(p) for name, p in parameters if name in shared}
         self.own_control = TensorDict(covered)  # c_i; personal
         self.server_control = TensorDict(persistent=False)  # c, for the time of a fit
-        self.received = TensorDict(persistent=False)  # x, likewise
-        self.correction = TensorDict(persistent=False)  # c - c_i, likewise
+        self.received = TensorDict(persistent=False)  # x
+        self.correction = TensorDict(persistent=False)  # c - c_i
 
     # ------------------------------------------------------------------ the client
 

@@ -125,7 +125,7 @@ def compare_with_reference(rows: Sequence[MeasuredRow], figure: str, reference: 
     Args:
         rows: The rows of a block.
         figure: The figure that is compared, such as ``"test"``.
-        reference: Label of the reference; the row of the best mean if there is none of that name.
+        reference: Label of the reference; the row of the best mean if no row has this label.
     """
     found = []
     for score in dict.fromkeys(row.score(figure) for row in rows):

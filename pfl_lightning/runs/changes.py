@@ -136,7 +136,7 @@ def evaluated_otherwise(run: Path, config: Mapping[str, Any]) -> list[Change]:
 
 
 def check_seed(run: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run under another seed.
+    """Refuse to resume a run under another seed.
 
     Raises:
         ConfigurationError: Names both seeds.
@@ -144,7 +144,7 @@ def check_seed(run: Path, config: Mapping[str, Any]) -> None:
     before, now = (_seed(options) for options in (read_config(run / CONFIG), config))
     if before is not None and now is not None and before != now:
         raise ConfigurationError(
-            f"the run {run} has the seed {before}, and it is to go on with the seed {now}: a run has one seed. Give "
+            f"the run {run} has the seed {before}, and is to resume with the seed {now}: a run has one seed. Give "
             f"--seed_everything {before}, or start a run of its own (without --ckpt_path)"
         )
 
@@ -163,7 +163,7 @@ def record_changes(
 
     Args:
         run: The run's folder.
-        saved: The config that it goes on with, as it was saved.
+        saved: The config that it resumes with, as it was saved.
         before: The config that it had before.
         round: The next round, from 1.
         further: What has changed beside options.

@@ -117,7 +117,7 @@ def is_below(path: str, *names: str) -> bool:
 def flatten(path: str, value: Any) -> dict[str, Any]:
     """The options below a path; an object is the name of its class and its arguments.
 
-    A class of the user's has its import path, too, which tells it from another one of that name.
+    A class of the user's has its import path, too, which tells it from another class with the same name.
 
     Example:
         >>> flatten("optimizer", {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "seed": 3}})

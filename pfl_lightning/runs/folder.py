@@ -184,7 +184,7 @@ def chosen_checkpoint(
 
     Raises:
         CheckpointError: There is no such checkpoint.
-        ConfigurationError: The training is to go on with another seed.
+        ConfigurationError: The training is to resume with another seed.
     """
     checkpoint = runs.find_checkpoint(wanted, options)
     if wanted in ("last", "best"):

@@ -75,7 +75,7 @@ class RunLock:
                 self.close()
                 raise RunLockedError(
                     f"the run {self._path.parent} is being trained by {holder}: wait until it ends, or stop it, before "
-                    "you go on with it, or let this one write to another folder (pfl fit without --ckpt_path does)"
+                    "you resume it, or let this one write to another folder (pfl fit without --ckpt_path does)"
                 ) from error
             except OSError as error:  # of a file system without locks
                 self.release()

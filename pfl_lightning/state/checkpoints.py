@@ -130,7 +130,7 @@ def damaged(path: str | Path, fault: str) -> CheckpointError:
 
 
 def goes_on(checkpoint: Any) -> bool:
-    """Whether a fit can go on from a checkpoint: it does not hold the models alone (``save_weights_only``)."""
+    """Whether a fit can resume from a checkpoint: it does not hold the models alone (``save_weights_only``)."""
     return "optimizer_states" in checkpoint
 
 

@@ -50,7 +50,7 @@ def explain_full_disk(path: str | Path, partial: Path | None = None) -> Iterator
         needs = f"it needs {size_text(size)} or more, and " if size else ""
         raise DiskFullError(
             f"{path} cannot be written ({reason}): {needs}{_free(Path(path))}. Files that were there before are "
-            "as they were; make room, then go on from the last checkpoint"
+            "as they were; make room, then resume from the last checkpoint"
         ) from error
 
 

@@ -20,7 +20,7 @@ from pfl_lightning.study.conduct import Conductor
 from pfl_lightning.study.reader import read_study
 
 DESCRIPTION = """Run the methods, settings and seeds of a study file (docs/studies.md), several at once, and write
-tables. The same command goes on after any interruption, and adds methods and seeds that were added to the file."""
+tables. The same command resumes after any interruption, and adds methods and seeds that were added to the file."""
 
 OF_REPRODUCE = """Run a study that ships with the package, such as a table of a paper. Without a name: the list of them.
 --data DIR is short for --data.init_args.root DIR."""

@@ -114,7 +114,7 @@ class Conductor:
             with handled_signals(stop):
                 return self._run()
         except StoppedError as stopped:
-            self._print(f"pfl: stopped by {stopped.number.name}. Go on with:\npfl {shlex.join(self.argv)}")
+            self._print(f"pfl: stopped by {stopped.number.name}. Resume with:\npfl {shlex.join(self.argv)}")
             return 128 + stopped.number
 
     def _run(self) -> int:

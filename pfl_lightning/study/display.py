@@ -45,7 +45,7 @@ class Display:
         self._began = time.monotonic() if self._began is None else self._began
         progress = read_progress(run.progress_file) if resumed else None
         self.active[run.name] = run
-        after = f" goes on after round {progress.round}" if progress else " goes on" if resumed else " started"
+        after = f" resumes after round {progress.round}" if progress else " resumes" if resumed else " started"
         self._log(f"{run.name}{after}")
 
     def finished(self, run: Run) -> None:

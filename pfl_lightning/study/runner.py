@@ -129,7 +129,7 @@ def flat_options(config: Config) -> dict[str, Any]:
 def finished_folder(run: Run) -> Path | None:
     """The folder with the results of a finished run; ``None`` while there is none.
 
-    Results that cannot be read, such as those of a damaged disk, are none: the run goes on after its last checkpoint,
+    Results that cannot be read, such as those of a damaged disk, are none: the run resumes after its last checkpoint,
     and writes them again.
     """
     version = version_of(run)
@@ -310,7 +310,7 @@ class Runner:
 
 
 def run_job(run: Run, threads: int) -> Job:
-    """The job that starts a run or goes on with it; its config is written.
+    """The job that starts or resumes a run; its config is written.
 
     What is there of a run without a checkpoint is moved aside, with what somebody has made beside it by hand: the
     first version is the run.

@@ -30,7 +30,7 @@ Engines and devices
     other_device_cases  What runs on it, as a program.
 
 Runs, studies and their files
-    resume              A run that another one can go on from.
+    resume              A run that another one can resume from.
     kill                A callback that kills its process in a round.
     kill_at             Runs of the command line that are killed at a file operation.
     slurm               A job of SLURM as a process sees it.

@@ -1,4 +1,4 @@
-"""A run that leaves everything behind that another one can go on from."""
+"""A run that leaves everything behind that another one can resume from."""
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger

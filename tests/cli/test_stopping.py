@@ -1,4 +1,4 @@
-"""Commands that are stopped from outside, and the commands that go on with them: nothing is lost."""
+"""Commands that are stopped from outside, and the commands that resume them: nothing is lost."""
 
 import csv
 import errno
@@ -130,7 +130,7 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, capsys, whole, se
     assert stopped.value.code == 128 + getattr(signal, number)
     run = tmp_path / "version_0"
     said = capsys.readouterr().err
-    assert f"pfl: stopped by {number}. Go on after the last finished round with:\npfl fit" in said
+    assert f"pfl: stopped by {number}. Resume after the last finished round with:\npfl fit" in said
     assert said.rstrip().endswith(f"--ckpt_path {run / 'checkpoints' / 'last.ckpt'}")
     results = json.loads((run / "results.json").read_text())
     assert (results["finished"], results["rounds"]) == (False, rounds)

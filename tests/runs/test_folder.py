@@ -231,7 +231,7 @@ def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path, capsys):
     before = files(tmp_path / "runs")
     with pytest.raises(SystemExit, match=r"^2$"):
         fit(monkeypatch, tmp_path, "--ckpt_path=last", "--seed_everything=1")
-    assert "version_0 has the seed 0, and it is to go on with the seed 1: a run has one" in capsys.readouterr().err
+    assert "version_0 has the seed 0, and is to resume with the seed 1: a run has one" in capsys.readouterr().err
     assert files(tmp_path / "runs") == before
 
 
@@ -241,7 +241,7 @@ def test_a_new_folder_that_goes_on_with_another_runs_checkpoint(monkeypatch, tmp
     elsewhere = f"--run_dir={tmp_path / 'elsewhere'}"
     with pytest.raises(SystemExit, match=r"^2$"):
         fit(monkeypatch, tmp_path, last, elsewhere, "--seed_everything=1")
-    assert "version_0 has the seed 0, and it is to go on with the seed 1" in capsys.readouterr().err
+    assert "version_0 has the seed 0, and is to resume with the seed 1" in capsys.readouterr().err
     fit(monkeypatch, tmp_path, last, elsewhere, "--model.method.init_args.lr=0.5")
     assert "model.method.init_args.lr: 0.02 -> 0.5" in capsys.readouterr().out
     [entry] = json.loads((tmp_path / "elsewhere" / "version_0" / "changes.json").read_text())

@@ -231,14 +231,14 @@ def test_a_stopped_study_says_how_to_go_on(tmp_path, play, monkeypatch, capsys):
         signal.signal(signal.SIGTERM, before)
     assert code == 128 + signal.SIGTERM
     said = capsys.readouterr().out
-    assert f"pfl: stopped by SIGTERM. Go on with:\npfl study {tmp_path}/tiny.yaml --processes 1\n" in said
+    assert f"pfl: stopped by SIGTERM. Resume with:\npfl study {tmp_path}/tiny.yaml --processes 1\n" in said
 
 
 def test_a_study_that_is_stopped_before_its_runs(tmp_path, play, monkeypatch, capsys):
     monkeypatch.setattr(conduct.Conductor, "_check_configs", lambda self, runs: os.kill(os.getpid(), signal.SIGTERM))
     code, commands = play(write_study(tmp_path))
     assert (code, commands) == (128 + signal.SIGTERM, [])
-    assert "stopped by SIGTERM. Go on with:" in capsys.readouterr().out
+    assert "stopped by SIGTERM. Resume with:" in capsys.readouterr().out
 
 
 def test_the_report_alone(tmp_path, play, capsys):

@@ -44,7 +44,7 @@ def events(output):
     """How often a run was started or went on."""
     log = output.parent / f"{output.name}.txt"
     text = log.read_text() if log.exists() else ""
-    return text.count(" started\n") + text.count(" goes on")
+    return text.count(" started\n") + text.count(" resumes")
 
 
 def runs_of(study, output):
@@ -111,7 +111,7 @@ def test_a_run_that_the_system_kills_is_tried_again(tmp_path):
     assert process.wait(120) == 0
     said = (tmp_path / "out.txt").read_text()
     assert "FedAvg, seed 0 ended by SIGKILL, perhaps out of memory. It is tried again" in said
-    assert "FedAvg, seed 0 goes on" in said
+    assert "FedAvg, seed 0 resumes" in said
     assert json.loads((output / "table.md").read_text())[2][0][3][0]["state"] == [60, played(0, 60)]
 
 
@@ -137,5 +137,5 @@ def test_a_stopped_study_goes_on(tmp_path):
     process.terminate()
     assert process.wait(120) == 128 + signal.SIGTERM
     said = (tmp_path / "out.txt").read_text()
-    assert f"stopped by SIGTERM. Go on with:\npfl study {study} --output {output} --processes 2 --trainer" in said
+    assert f"stopped by SIGTERM. Resume with:\npfl study {study} --output {output} --processes 2 --trainer" in said
     assert not any(is_in_use(run) for run in runs_of(study, output))

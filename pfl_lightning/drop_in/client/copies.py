@@ -27,7 +27,7 @@ Factory = Callable[[], L.LightningModule]
 def copied(
     module: L.LightningModule, factory: Factory | None = None, shared: Collection[str] = ()
 ) -> L.LightningModule:
-    """A copy of lightning's package that is not compiled: a compiled call would go on with the original's weights.
+    """A copy of lightning's package that is not compiled: a compiled call would use the original's weights.
 
     Args:
         module: The module.

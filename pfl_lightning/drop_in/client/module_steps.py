@@ -97,15 +97,15 @@ class ModuleSteps:
         return self.optimizers_from(self.step_module.configure_optimizers)
 
     def optimizers_from(self, configure: Callable[[], Any]) -> Any:
-        """As :meth:`configure_optimizers`, from the module's own function; they go on with what was carried over."""
+        """As :meth:`configure_optimizers`, from the module's own function; they continue from what was carried over."""
         with nullcontext() if self.progress is None else self.progress.as_last_made(self.step_module):
             configured = self.new_optimizers(configure)
         share = self.client.phase.lr_share
         if share is not None:
             if self.progress is not None and self.progress.settings.continues:
                 raise ConfigurationError(
-                    f"{type(self.client).__name__} sets the learning rate of each round, and here rates go on from a "
-                    "client's last fit: use federate(..., schedule='restart'), or leave its lr_schedule out"
+                    f"{type(self.client).__name__} sets the learning rate of each round, and here rates continue from "
+                    "a client's last fit: use federate(..., schedule='restart'), or leave its lr_schedule out"
                 )
             configured = share_of_learning_rates(configured, share)
         if self.progress is not None:
@@ -128,7 +128,7 @@ class ModuleSteps:
         return self.continuity.continues or self.continuity.keeps
 
     def begin_progress(self, content: bytes | None) -> None:
-        """Go on with what the client's last fit has handed on; with nothing, also to the next, where it is ``None``."""
+        """Continue from what the client's last fit has left; ``None`` continues from nothing and leaves nothing."""
         name = type(self.step_module).__name__
         self.progress = None if content is None else FitProgress(self.continuity, split_attributes(content)[0], name)
 

@@ -33,7 +33,7 @@ Metrics = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Continuity:
-    """What of a local fit the same client's next one goes on with.
+    """What a client's next local fit continues from.
 
     Attributes:
         schedule: ``"continue"``: schedulers, ``current_epoch``, ``global_step`` and learning rates go on, over the
@@ -130,7 +130,7 @@ class PhaseRecord:
 class FitProgress:
     """What the phases of a local fit take over from the client's last one, and hand on to its next.
 
-    Each phase goes on with what the phase at its place in the last fit has handed on.
+    Each phase continues from what the phase at its place in the last fit has handed on.
 
     Args:
         settings: What goes on.
@@ -148,7 +148,7 @@ class FitProgress:
 
     @property
     def earlier(self) -> PhaseRecord:
-        """What the current phase goes on with."""
+        """What the current phase continues from."""
         index = len(self._after)
         return self._before[index] if index < len(self._before) else PhaseRecord()
 
@@ -173,7 +173,7 @@ class FitProgress:
         """Let what ``configure_optimizers`` returned go on.
 
         Only what it returns first in a phase does. A module that sets its optimizers up once more, after it has thawed
-        a part, gets new ones; the client's next fit goes on with these, unless it starts at epoch 0 again.
+        a part, gets new ones; the client's next fit continues with these, unless it starts at epoch 0 again.
 
         Raises:
             ConfigurationError: It has other optimizers, groups or schedulers than in the client's last fit.
@@ -203,8 +203,8 @@ class FitProgress:
         except (ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"what {self._name}.configure_optimizers returns differs from the client's last local fit ({error}), "
-                "so that it cannot go on: let it return the same optimizers, groups and schedulers at every call, or "
-                "use federate(..., schedule='restart', optimizer_state='reset')"
+                "so that it cannot continue: let it return the same optimizers, groups and schedulers at every call, "
+                "or use federate(..., schedule='restart', optimizer_state='reset')"
             ) from error
 
     def finish_phase(self, counts: Counts, changed: Modes | None = None, metrics: Metrics | None = None) -> None:
@@ -238,7 +238,7 @@ class FitProgress:
 
 
 class Resumption(L.Callback):
-    """Lets an inner Trainer go on from the client's last fit, and stops it after this fit's epochs and steps.
+    """Lets an inner Trainer continue from the client's last fit, and stops it after this fit's epochs and steps.
 
     ``max_epochs`` and ``max_steps`` become those of all rounds together, by which schedules are laid out.
 

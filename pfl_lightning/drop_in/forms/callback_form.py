@@ -71,7 +71,7 @@ class CallbackForm:
         self._values: Any = None  # of the fitted module, while it predicts
 
     def take_over(self, trainer: L.Trainer) -> bool:
-        """Let the Trainer's call go on with the federation of the module that it was given.
+        """Let the Trainer's call continue with the federation of the module that it was given.
 
         To predict, the module stays where it is: it has the global model after a fit, and gets that of a checkpoint.
 

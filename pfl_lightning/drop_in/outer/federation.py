@@ -193,7 +193,7 @@ class ModuleFederation(UserHooks):
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:
-        """Inside, ``trainer.test`` lets clients go on with their head or their whole model before they are evaluated.
+        """Inside, ``trainer.test`` lets clients train their head or whole model further before it evaluates them.
 
         Raises:
             ConfigurationError: A linear head on features is asked for.

@@ -193,7 +193,7 @@ class UserHooks(ShowsGlobalModel):
     # ------------------------------------------------------------------ predictions
 
     def predict_by_module(self) -> None:
-        """Let a prediction go on with the global model in the federation's place, and with the project's own data."""
+        """Let a prediction use the global model in place of the federation, and the project's own data."""
         trainer, module = self.trainer, self.shown
         given = data_given_to(trainer, self)
         if self._shown is not None:

@@ -81,7 +81,7 @@ class StackedOptimizer:
         names: Names of the parameters.
 
     Raises:
-        ConfigurationError: A schedule cannot go on from earlier fits.
+        ConfigurationError: A schedule cannot continue from earlier fits.
         CannotVectorizeError: It holds a parameter that is not the client's.
     """
 
@@ -104,7 +104,7 @@ class StackedOptimizer:
         self._by_row = len(self._optimizers) > 1
 
     def bind(self, parameters: Tensors) -> None:
-        """Go on with these parameters (A, ...), which are changed in place: those of the first A clients."""
+        """Continue with these parameters (A, ...), which are changed in place: those of the first A clients."""
         del self._optimizers[len(next(iter(parameters.values()))) :]
         for row, own in enumerate(self._optimizers):
             own.bind({name: value[row] for name, value in parameters.items()} if self._by_row else parameters)

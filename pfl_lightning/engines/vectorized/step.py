@@ -213,7 +213,7 @@ class StackedStep:
         self._whole, self._padded = 0, False  # number of clients at first; whether a batch was padded so far
 
     def bind(self, tensors: Tensors, count: int) -> None:
-        """Go on with the first ``count`` clients (A) of the whole stack, which changes in place."""
+        """Continue with the first ``count`` clients (A) of the whole stack, which changes in place."""
         self._whole = max(self._whole, count)
         self._tensors = {name: tensors[name][:count] for name in (*self._trained, *self._others)}
 

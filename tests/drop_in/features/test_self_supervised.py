@@ -137,7 +137,7 @@ def test_the_rate_of_a_round_is_a_share_of_the_modules_own(engine):
     builtin = run(partial(FedEMA, **options, **SGD), 2, cohorts=COHORTS, data=data, encoder=flat_encoder)
     federation, _ = fitted(FedEMA, engine=engine(), schedule="restart", **options)
     assert_same(tensors(federation), tensors(builtin), atol=0.0)
-    with pytest.raises(ConfigurationError, match=r"rates go on from a client's last fit: use .*schedule='restart'"):
+    with pytest.raises(ConfigurationError, match=r"rates continue from a client's last fit: use .*schedule='restart'"):
         fitted(FedEMA, cohorts=[[0]], engine=engine(), **options)
 
 

@@ -1,4 +1,4 @@
-"""Schedules, counts and optimizers that go on from a client's local fit to its next."""
+"""Schedules, counts and optimizers that continue from a client's local fit to its next."""
 
 import warnings
 from typing import Any, ClassVar

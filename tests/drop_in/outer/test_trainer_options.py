@@ -71,7 +71,7 @@ REFUSED = [
     ({"max_steps": 7}, r"TrainerEngine\(max_steps=7\)\).* Rounds are limited by max_epochs"),
     ({"min_steps": 7}, "min_steps=7.*use min_epochs"),
     ({"val_check_interval": 0.5}, "val_check_interval=0.5.*use check_val_every_n_epoch"),
-    ({"reload_dataloaders_every_n_epochs": 2}, "epochs=2.*clients go on with items of the first"),
+    ({"reload_dataloaders_every_n_epochs": 2}, "epochs=2.*clients keep the items of the first"),
     ({"val_check_interval": 1}, "val_check_interval=1.*use check_val_every_n_epoch"),
 ]
 OF_BATCHES = [

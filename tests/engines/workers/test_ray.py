@@ -204,7 +204,7 @@ def test_sigterm_to_all_processes_ends_the_command_in_order_and_it_goes_on(tmp_p
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert "pfl: stopped by SIGTERM. Go on after the last finished round with:\npfl fit" in said
+    assert "pfl: stopped by SIGTERM. Resume after the last finished round with:\npfl fit" in said
     assert "Traceback" not in said
     _wait_until(lambda: left_behind() == 0, 30)
     before = json.loads((run / "results.json").read_text())
