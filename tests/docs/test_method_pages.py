@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
 CONFIG = re.compile(r"configs/\w+\.yaml")
 TEST = re.compile(r"tests/[\w/]+\.py")
+FORM = ["Hyper-parameters", "Departures from the paper", "Cost", "When to use it", "Run it", "Results", "Tests"]
+"""Sections of a page, in this order; results may be missing."""
 
 
 def flat(text):
@@ -52,9 +54,15 @@ def test_a_page_names_its_paper_and_configs(method):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_a_page_says_what_the_method_costs(method):
     """Bytes, what is kept, and how often samples pass through networks, in one section."""
-    [said] = re.findall(r"\n## (?:What it costs|Cost)\n(.*?)(?=\n## )", page_of(method).read_text(), re.DOTALL)
+    [said] = re.findall(r"\n## Cost\n(.*?)(?=\n## )", page_of(method).read_text(), re.DOTALL)
     for subject in ("byte|each way|travel", "keep|kept|store|memory|hold|state", r"pass(es)?\b"):
         assert re.search(subject, flat(said)), subject
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_pages_have_one_form(method):
+    sections = [found for found in re.findall(r"^## (.+)$", page_of(method).read_text(), re.MULTILINE) if found in FORM]
+    assert sections == [section for section in FORM if section in sections or section != "Results"]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
