@@ -25,10 +25,10 @@ from pfl_lightning.functional.class_statistics import ClassStatistics
 from pfl_lightning.functional.clustering import Clustering, fit_kmeans, kmeans
 from pfl_lightning.functional.combination import combination_weights, feature_variance, weighted_class_means
 from pfl_lightning.functional.contrastive import supervised_contrastive_loss
-from pfl_lightning.functional.gaussians import covariance_factors, covariances_from_factors, sample_class_gaussians
+from pfl_lightning.functional.gaussians import covariance_factors, sample_class_gaussians
 from pfl_lightning.functional.inner_loop import descend, hessian_product, loss_and_gradients, output_at, scores_at
 from pfl_lightning.functional.losses import alignment_loss, balanced_softmax_loss, kl_divergence, proximal_term
-from pfl_lightning.functional.low_rank import check_energy, compress, compress_state, expand, expand_state
+from pfl_lightning.functional.low_rank import compress, compress_state, expand, expand_state
 from pfl_lightning.functional.neighbors import nearest_neighbor_accuracy, neighbor_probabilities
 from pfl_lightning.functional.prototypes import (
     cluster_means,
@@ -53,14 +53,12 @@ __all__ = [
     "RunningAverage",
     "alignment_loss",
     "balanced_softmax_loss",
-    "check_energy",
     "class_separation",
     "cluster_means",
     "combination_weights",
     "compress",
     "compress_state",
     "covariance_factors",
-    "covariances_from_factors",
     "descend",
     "divergence_rate",
     "expand",

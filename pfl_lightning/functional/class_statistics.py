@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ class ClassStatistics:
             result._square_deviations = square_deviations.detach().to(device, torch.float64, copy=True)
         if covariances is not None:
             result._square_deviations = result._means.new_zeros(len(counts))
-            for y in (y for y in _indices(counts > 1) if y in by_class):
+            for y in (y for y in (counts > 1).nonzero().flatten().tolist() if y in by_class):
                 scatter = by_class[y].detach().to(device, torch.float64) * (counts[y] - 1)
                 result._scatters[y] = (scatter + scatter.T) / 2  # exactly symmetric, whatever the transport did
                 result._square_deviations[y] = scatter.trace().clamp(min=0.0)
@@ -221,9 +221,9 @@ class ClassStatistics:
 
     def _absorb(self, counts: Tensor, means: Tensor, square_deviations: Tensor, scatters: Mapping[int, Tensor]) -> None:
         """Merge moments around their own means into mine (Chan et al.)."""
-        if not bool(self._counts.any()):
-            self._move(means.device)
-        device = self._means.device
+        device = self._means.device if bool(self._counts.any()) else means.device
+        own = self._counts, self._means, self._square_deviations  # zero where they are elsewhere
+        self._counts, self._means, self._square_deviations = (mine.to(device) for mine in own)
         counts, means = counts.to(device), means.to(device)
         total = self._counts + counts
         # n_b / n; integers alone would divide in single precision
@@ -235,19 +235,14 @@ class ClassStatistics:
             self._square_deviations + square_deviations.to(device) + between * shift.square().sum(dim=1)
         )
         if self.with_covariances:
-            grown = _indices((counts > 0) & (total > 1))
-            self._absorb_scatters(scatters, shift * between.sqrt().unsqueeze(1), grown)
+            shifts = shift * between.sqrt().unsqueeze(1)
+            for y in ((counts > 0) & (total > 1)).nonzero().flatten().tolist():
+                mine = self._scatters[y] if y in self._scatters else shifts.new_zeros(shifts.shape[1], shifts.shape[1])
+                if y in scatters:
+                    mine += scatters[y].to(device)
+                self._scatters[y] = mine.addr_(shifts[y], shifts[y])
         self._means = self._means + shift * share.unsqueeze(1)
         self._counts = total
-
-    def _absorb_scatters(self, scatters: Mapping[int, Tensor], shifts: Tensor, classes: Iterable[int]) -> None:
-        for y in classes:
-            mine, theirs = self._scatters.get(y), scatters.get(y)
-            if mine is None:
-                mine = shifts.new_zeros(self.num_features, self.num_features)
-            if theirs is not None:
-                mine += theirs.to(shifts.device)
-            self._scatters[y] = mine.addr_(shifts[y], shifts[y])
 
     def _scatter(self, centered: Tensor, labels: Tensor) -> dict[int, Tensor]:
         if not self.with_covariances:
@@ -255,15 +250,6 @@ class ClassStatistics:
         by_class = centered[labels.argsort()].split(torch.bincount(labels, minlength=self.num_classes).tolist())
         # the scatter of one sample is zero exactly
         return {y: rows.T @ rows for y, rows in enumerate(by_class) if len(rows) > 1}
-
-    def _move(self, device: torch.device) -> None:
-        self._counts, self._means = self._counts.to(device), self._means.to(device)
-        self._square_deviations = self._square_deviations.to(device)
-        self._scatters = {y: scatter.to(device) for y, scatter in self._scatters.items()}
-
-
-def _indices(mask: Tensor) -> list[int]:
-    return [int(index) for index in mask.nonzero().flatten()]
 
 
 def _check_batch(features: Tensor, labels: Tensor, num_classes: int, num_features: int) -> None:
@@ -325,6 +311,6 @@ def _check_covariance(y: int, count: int, covariance: Tensor) -> None:
 
 def _refuse(what: str, values: Tensor, wrong: Tensor) -> None:
     """Refuse the values (C, ...) of the first class for which ``wrong`` (C,) is true."""
-    for y in _indices(wrong)[:1]:
+    for y in wrong.nonzero().flatten().tolist()[:1]:
         shown = values[y].tolist() if values[y].numel() <= 20 else f"values of shape {tuple(values[y].shape)}"
         raise ValueError(f"{what}, got {shown} for class {y}")

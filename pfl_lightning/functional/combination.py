@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,7 +85,6 @@ def combination_weights(
     variances: Tensor | Sequence[float],
     sizes: Tensor | Sequence[float],
     threshold: float = 1e-3,
-    solver: Literal["active_set", "cvxpy"] = "active_set",
 ) -> Tensor:
     """Weights with which each client combines the heads of a cohort (FedPAC, ICLR 2023, eqs. 11, 45 and 46).
 
@@ -102,18 +99,15 @@ def combination_weights(
         sizes: (m,) number of samples n_k, all positive.
         threshold: weights below it become zero, the paper's code has 1e-3; 0 gives the minimizer itself. A row whose
             weights are all below it stays as it is. In [0, 1).
-        solver: "active_set" solves all rows together and exactly, up to rounding; "cvxpy" solves one program after
-            another with an interior-point method. Either is checked by its optimality gap, and rows that fail it are
-            given to the other.
 
     Returns:
         (m, m) float64 on the device of `weighted_means` (float32 where the device has no double precision), rows on
-        the simplex. A row that neither solver could solve is the row of the identity (the client keeps its own
-        head), and a RuntimeWarning names it.
+        the simplex. A row whose optimality gap shows that it was not solved is the row of the identity (the client
+        keeps its own head), and a RuntimeWarning names it.
 
     Raises:
-        ValueError: on wrong shapes, non-finite values, n <= 0, V below zero by more than rounding, a threshold
-            outside [0, 1), or an unknown solver.
+        ValueError: on wrong shapes, non-finite values, n <= 0, V below zero by more than rounding, or a threshold
+            outside [0, 1).
 
     Example:
         Clients with equal class means share heads in proportion to n_k / V_k, here 1 and 3:
@@ -130,13 +124,11 @@ def combination_weights(
         tensor([[1., 0.],
                 [0., 1.]], dtype=torch.float64)
     """
-    if solver not in ("active_set", "cvxpy"):
-        raise ValueError(f"solver must be 'active_set' or 'cvxpy', got {solver!r}")
     if not 0.0 <= threshold < 1.0:
         raise ValueError(f"threshold must lie in [0, 1), got {threshold}")
     means, variance, size = _checked(weighted_means, variances, sizes)
     with one_thread():
-        raw = _solve(*_programs(means, variance, size), solver)
+        raw = _solve(*_programs(means, variance, size))
     kept = torch.where(raw < threshold, 0.0, raw)
     kept = torch.where(kept.sum(dim=1, keepdim=True) > 0, kept, raw)
     weights = kept / kept.sum(dim=1, keepdim=True)
@@ -158,29 +150,22 @@ def _programs(means: Tensor, variances: Tensor, sizes: Tensor) -> tuple[Tensor, 
     return gram + torch.diag(ratio), gram, gram.diagonal().clone()
 
 
-def _solve(hessian: Tensor, linear: Tensor, constant: Tensor, solver: str) -> Tensor:
-    count = len(linear)
+def _solve(hessian: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
+    count, unsolved = len(linear), list[int]()
     weights = torch.eye(count, dtype=torch.float64)
-    pending = torch.arange(count)
-    for name in (solver, "cvxpy" if solver == "active_set" else "active_set"):
-        unsolved = []
-        for rows in pending.split(ROWS_AT_ONCE):
-            q, c = linear[rows], constant[rows]
-            found = solve_active_set(hessian, q, c) if name == "active_set" else solve_cvxpy(hessian, q)
-            objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
-            gap = optimality_gap(hessian, q, found)
-            solved = gap <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
-            weights[rows[solved]] = found[solved]
-            unsolved.append(rows[~solved])
-        pending = torch.cat(unsolved)
-        if len(pending) == 0:
-            return weights
-    warnings.warn(
-        f"combination weights: no solver succeeded for rows {pending.tolist()} of {count}; "
-        "these clients keep their own head",
-        RuntimeWarning,
-        stacklevel=3,  # the caller of combination_weights
-    )
+    for rows in torch.arange(count).split(ROWS_AT_ONCE):
+        q, c = linear[rows], constant[rows]
+        found = solve_active_set(hessian, q, c)
+        objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
+        solved = optimality_gap(hessian, q, found) <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
+        weights[rows[solved]] = found[solved]
+        unsolved += rows[~solved].tolist()
+    if unsolved:
+        warnings.warn(
+            f"combination weights: not found for rows {unsolved} of {count}; these clients keep their own head",
+            RuntimeWarning,
+            stacklevel=3,  # the caller of combination_weights
+        )
     return weights
 
 
@@ -201,15 +186,14 @@ def _checked(
             raise ValueError(f"{name} must have shape ({count},), one a client, got {tuple(value.shape)}")
     finite = {"weighted_means": means.isfinite().all(dim=1), "variances": variance.isfinite(), "sizes": size.isfinite()}
     for name, fine in finite.items():
-        if not bool(fine.all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinity from clients {_where(~fine)}: leave them out")
-    if bool((size <= 0).any()):
-        raise ValueError(f"sizes must be positive, got {size[size <= 0].tolist()} from clients {_where(size <= 0)}")
+        if wrong := (~fine).nonzero().flatten().tolist():
+            raise ValueError(f"{name} must be finite, got NaN or infinity from clients {wrong}: leave them out")
+    if wrong := (size <= 0).nonzero().flatten().tolist():
+        raise ValueError(f"sizes must be positive, got {size[wrong].tolist()} from clients {wrong}")
     slack = NEGATIVE_ROUNDING * (means.square().sum(dim=1) + variance.clamp(min=0.0).max())
-    negative = variance < -slack
-    if bool(negative.any()):
+    if wrong := (variance < -slack).nonzero().flatten().tolist():
         raise ValueError(
-            f"variances must not be negative, got {variance[negative].tolist()} from clients {_where(negative)}: "
+            f"variances must not be negative, got {variance[wrong].tolist()} from clients {wrong}: "
             "eq. (44) of FedPAC is nonnegative for any features"
         )
     return means, variance.clamp(min=0.0), size
@@ -217,47 +201,3 @@ def _checked(
 
 def _double(values: Tensor | Sequence[float]) -> Tensor:
     return torch.as_tensor(values).detach().cpu().to(torch.float64)
-
-
-def _where(mask: Tensor) -> list[int]:
-    return [int(index) for index in mask.nonzero().flatten()]
-
-
-TOLERANCE = 1e-12
-
-
-def solve_cvxpy(hessian: Tensor, linear: Tensor) -> Tensor:
-    """Minimize a^T Q a - 2 q_i^T a over the simplex for each row i with cvxpy and Clarabel.
-
-    One problem is compiled, with q as its parameter, and solved for every row.
-
-    Args:
-        hessian: (m, m) float64 positive semidefinite Q.
-        linear: (r, m) float64 rows q_i.
-
-    Returns:
-        Weights (r, m). Rows are on the simplex, or NaN where the solver returned no solution.
-    """
-    import cvxpy as cp  # takes a second to import and most runs never need it
-
-    rows, size = linear.shape
-    weights = torch.full_like(linear, torch.nan)
-    values, vectors = torch.linalg.eigh(hessian)
-    root = (vectors * values.clamp(min=0.0).sqrt()).T.numpy()  # root^T root = Q, for any semidefinite Q
-    row = cp.Variable(size)
-    q = cp.Parameter(size)
-    objective = cp.Minimize(cp.sum_squares(root @ row) - 2 * (q @ row))  # type: ignore[attr-defined]
-    problem = cp.Problem(objective, [row >= 0, cp.sum(row) == 1])  # type: ignore[attr-defined]
-    for i in range(rows):
-        q.value = linear[i].numpy()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the optimality gap tells inaccurate solutions, not this solver
-                problem.solve(solver=cp.CLARABEL, tol_gap_abs=TOLERANCE, tol_gap_rel=TOLERANCE, tol_feas=TOLERANCE)
-        except (cp.SolverError, ArithmeticError, ValueError):
-            continue
-        if row.value is None or not np.isfinite(row.value).all():
-            continue
-        found = torch.from_numpy(np.array(row.value, dtype=np.float64)).clamp_(min=0.0)
-        weights[i] = found / found.sum()
-    return weights

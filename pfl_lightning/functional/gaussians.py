@@ -53,8 +53,8 @@ def covariance_factors(statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
     return torch.cat(factors), ranks
 
 
-def covariances_from_factors(factors: Tensor, ranks: Tensor, num_features: int) -> Tensor:
-    """Covariances Sigma_y = F_y^T F_y of the classes; the inverse of :func:`covariance_factors`.
+def covariances_by_class(factors: Tensor, ranks: Tensor, num_features: int) -> dict[int, Tensor]:
+    """Covariances Sigma_y = F_y^T F_y of the classes that have rows; the inverse of :func:`covariance_factors`.
 
     Args:
         factors: (R, d) finite floating-point rows of all classes, one class after the other.
@@ -62,7 +62,7 @@ def covariances_from_factors(factors: Tensor, ranks: Tensor, num_features: int) 
         num_features: feature dimension d.
 
     Returns:
-        (C, d, d) float64, symmetric to the last digit; zero for a class without rows.
+        (d, d) float64 by class, symmetric to the last digit, in the order of the classes.
 
     Raises:
         ValueError: if shapes do not fit together, ranks are not integers, negative or above d, or factors are not
@@ -70,33 +70,10 @@ def covariances_from_factors(factors: Tensor, ranks: Tensor, num_features: int) 
 
     Example:
         >>> import torch
-        >>> from pfl_lightning.functional import covariances_from_factors
+        >>> from pfl_lightning.functional.gaussians import covariances_by_class
         >>> factors = torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
-        >>> covariances_from_factors(factors, ranks=torch.tensor([2, 1]), num_features=2).tolist()
-        [[[9.0, 0.0], [0.0, 4.0]], [[1.0, 1.0], [1.0, 1.0]]]
-    """
-    by_class = covariances_by_class(factors, ranks, num_features)
-    covariances = torch.zeros(
-        len(ranks), num_features, num_features, dtype=torch.float64, device=float64_device(factors.device)
-    )
-    for y, covariance in by_class.items():
-        covariances[y] = covariance
-    return covariances
-
-
-def covariances_by_class(factors: Tensor, ranks: Tensor, num_features: int) -> dict[int, Tensor]:
-    """Covariances of the classes that have rows; see :func:`covariances_from_factors`.
-
-    Args:
-        factors: (R, d) rows of all classes.
-        ranks: (C,) number of rows of each class.
-        num_features: feature dimension d.
-
-    Returns:
-        (d, d) float64 by class, symmetric to the last digit, in the order of the classes.
-
-    Raises:
-        ValueError: as :func:`covariances_from_factors` does.
+        >>> covariances_by_class(factors, ranks=torch.tensor([2, 0, 1]), num_features=2)[2].tolist()
+        [[1.0, 1.0], [1.0, 1.0]]
     """
     _check_factors(factors, ranks, num_features)
     rows = factors.detach().to(float64_device(factors.device), torch.float64).split(ranks.tolist())

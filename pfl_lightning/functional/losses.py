@@ -248,65 +248,41 @@ def square_term(params: Sequence[Tensor], reference: Sequence[Tensor] | None = N
         >>> square_term([weight]).item()
         52.0
     """
-    if reference is None:
-        return cast(Tensor, _SquaredNorm.apply(*params))  # type: ignore[no-untyped-call]
-    return cast(Tensor, _SquaredDistance.apply(*params, *reference))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Squares.apply(len(params), *params, *(reference or ())))  # type: ignore[no-untyped-call]
 
 
 def _total(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
-class _SquaredDistance(torch.autograd.Function):
+class _Squares(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*tensors: Tensor) -> Tensor:
-        """The term, of as many parameters and references."""
-        count = len(tensors) // 2
-        pairs = zip(tensors[:count], tensors[count:], strict=True)
+    def forward(count: int, *tensors: Tensor) -> Tensor:
+        """The term, of so many parameters and, unless they are zero, as many references."""
+        params, targets = tensors[:count], tensors[count:]
+        if not targets:
+            return _total([parameter.square().sum() for parameter in params])
         # mse_loss with "sum" is ||p - r||^2; autocast runs it in single precision
-        return _total([F.mse_loss(parameter, target, reduction="sum") for parameter, target in pairs])
+        return _total([F.mse_loss(*pair, reduction="sum") for pair in zip(params, targets, strict=True)])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep the tensors, which exist anyway, and not their differences."""
-        ctx.save_for_backward(*inputs)
+        ctx.count = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """2 (p - r) for parameters, and its opposite for references that want one."""
-        tensors = ctx.saved_tensors
-        count, needed = len(tensors) // 2, ctx.needs_input_grad
-        found: list[Tensor | None] = [None] * len(tensors)
+        tensors, count, needed = ctx.saved_tensors, ctx.count, ctx.needs_input_grad[1:]
         scale = 2 * gradient
-        for place, (parameter, target) in enumerate(zip(tensors[:count], tensors[count:], strict=True)):
-            if needed[place]:
-                found[place] = (parameter - target) * scale
-            if needed[count + place]:
-                found[count + place] = (target - parameter) * scale
-        return tuple(found)
-
-
-class _SquaredNorm(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*params: Tensor) -> Tensor:
-        """The term."""
-        return _total([parameter.square().sum() for parameter in params])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the parameters."""
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """2 p."""
-        scale = 2 * gradient
-        found = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
-        return tuple(parameter * scale if needed else None for parameter, needed in found)
+        if len(tensors) == count:
+            return (None, *(own * scale if wanted else None for own, wanted in zip(tensors, needed, strict=True)))
+        others = (*tensors[count:], *tensors[:count])
+        triples = zip(tensors, others, needed, strict=True)
+        return (None, *((own - other) * scale if wanted else None for own, other, wanted in triples))
 
 
 def linear_term(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:

@@ -44,7 +44,8 @@ def compress(tensor: Tensor, energy: float) -> tuple[Tensor, ...]:
         >>> [tuple(part.shape) for part in compress(torch.eye(8), energy=0.95)]  # no rank below 8 keeps that much
         [(8, 8)]
     """
-    check_energy(energy)
+    if isinstance(energy, bool) or not isinstance(energy, int | float) or not 0 < energy <= 1:
+        raise ValueError(f"energy must be above 0 and at most 1, the share kept, got {energy!r}; 1 keeps all")
     if energy == 1 or tensor.ndim < 2 or tensor.numel() == 0 or not tensor.is_floating_point():
         return (tensor,)
     matrix = tensor.flatten(1)
@@ -130,27 +131,6 @@ def expand_state(content: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
     if missing or surplus:
         raise ValueError(f"compressed tensors: missing {missing}, unexpected {surplus}")
     return {name: expand(tuple(content[part] for part in parts), shapes[name]) for name, parts in parts_of.items()}
-
-
-def check_energy(energy: float, name: str = "energy") -> None:
-    """Refuse a share that is not above 0 and at most 1.
-
-    Raises:
-        ValueError: Names the argument, what was expected and what came.
-
-    Example:
-        >>> from pfl_lightning.functional import check_energy
-        >>> check_energy(0.95)
-        >>> check_energy(2, "energy_start")
-        Traceback (most recent call last):
-        ...
-        ValueError: energy_start must be above 0 and at most 1, the share of the squared norm that is kept, got 2...
-    """
-    if isinstance(energy, bool) or not isinstance(energy, int | float) or not 0 < energy <= 1:
-        raise ValueError(
-            f"{name} must be above 0 and at most 1, the share of the squared norm that is kept, got {energy!r}; 1 "
-            "keeps all"
-        )
 
 
 def _rank(values: Tensor, energy: float) -> int:

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from pfl_lightning.functional import combination, combination_weights, simplex_qp
 
-SOLVERS = ["active_set", "cvxpy"]
-
 
 def random_statistics(clients, classes=5, features=8, variance=1.0, seed=0):
     """h near five groups' means, V of the order of ||h||^2, sizes between 50 and 600."""
@@ -36,10 +34,6 @@ def literal_quadratic_form(i, means, variances, sizes):
     return form
 
 
-def unsolved(hessian, linear, *rest):
-    return torch.full_like(linear, torch.nan)
-
-
 def general_solver(form):
     scale = form.diagonal().max()
     a = cp.Variable(len(form))
@@ -50,18 +44,17 @@ def general_solver(form):
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("clients", "variance"), [(2, 1.0), (7, 1.0), (13, 20.0), (20, 0.05), (50, 1.0)])
-def test_agrees_with_outer_products_and_a_general_solver(solver, clients, variance):
+def test_agrees_with_outer_products_and_a_general_solver(clients, variance):
     statistics = random_statistics(clients, classes=3, features=4, variance=variance, seed=clients)
-    weights = combination_weights(*statistics, threshold=0.0, solver=solver).numpy()
+    weights = combination_weights(*statistics, threshold=0.0).numpy()
     for i in range(0, clients, max(1, clients // 7)):
         form = literal_quadratic_form(i, *statistics)
         expected = general_solver(form)
         np.testing.assert_allclose(weights[i], expected, rtol=0, atol=1e-4)
         found, best = weights[i] @ form @ weights[i], expected @ form @ expected
         # An interior-point method stops a little above the minimum.
-        assert found <= best * (1 + (1e-8 if solver == "active_set" else 1e-6))
+        assert found <= best * (1 + 1e-8)
 
 
 @given(
@@ -89,35 +82,30 @@ def test_satisfies_the_optimality_conditions(clients, classes, features, log_var
         assert np.all(np.abs(gradient - level)[weights[i] > 1e-9] <= 1e-8 * scale)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_two_clients_in_closed_form(solver):
+def test_two_clients_in_closed_form():
     # R_0(a) = (1 - a)^2 v_0 + a^2 (v_1 + D) is least at a = v_0 / (v_0 + v_1 + D).
     means = torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]])
-    weights = combination_weights(means, [50.0, 100.0], [10, 10], threshold=0.0, solver=solver)
+    weights = combination_weights(means, [50.0, 100.0], [10, 10], threshold=0.0)
     expected = torch.tensor([[1 - 5 / 40, 5 / 40], [10 / 40, 1 - 10 / 40]], dtype=torch.float64)
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_equal_means_are_weighted_by_inverse_variance(solver):
+def test_equal_means_are_weighted_by_inverse_variance():
     sizes, variances = torch.tensor([10.0, 20.0, 70.0]), torch.tensor([1.0, 2.0, 3.5])
     precision = (sizes / variances).double()
-    weights = combination_weights(torch.ones(3, 2, 2), variances, sizes, threshold=0.0, solver=solver)
+    weights = combination_weights(torch.ones(3, 2, 2), variances, sizes, threshold=0.0)
     torch.testing.assert_close(weights, (precision / precision.sum()).expand(3, 3), rtol=0, atol=1e-6)
 
 
 def test_a_single_client_keeps_its_head():
     assert combination_weights(torch.randn(1, 3, 4), [2.0], [5]).tolist() == [[1.0]]
-    assert combination_weights(torch.zeros(1, 3, 4), [0.0], [5], solver="cvxpy").tolist() == [[1.0]]
+    assert combination_weights(torch.zeros(1, 3, 4), [0.0], [5]).tolist() == [[1.0]]
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("variance", [0.0, 1.0])
-def test_duplicates_share_equally(solver, variance, monkeypatch):
-    if solver == "active_set":  # on its own
-        monkeypatch.setattr(combination, "solve_cvxpy", unsolved)
+def test_duplicates_share_equally(variance):
     base = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
-    weights = combination_weights(base.repeat(3, 1, 1), [variance] * 12, [10] * 12, threshold=0.0, solver=solver)
+    weights = combination_weights(base.repeat(3, 1, 1), [variance] * 12, [10] * 12, threshold=0.0)
     assert weights.isfinite().all()
     copies = weights.view(3, 4, 3, 4)
     # Without variance the programs are singular up to rounding, and so the shares are equal to fewer digits.
@@ -128,9 +116,8 @@ def test_duplicates_share_equally(solver, variance, monkeypatch):
 
 
 @pytest.mark.parametrize("variance", [0.0, 1e-12, 1e-6, 1e-3])
-def test_more_clients_than_dimensions_and_hardly_any_variance(variance, monkeypatch):
+def test_more_clients_than_dimensions_and_hardly_any_variance(variance):
     # Here pivoting stalls and descent finishes; R_i itself must still be as low as the general solver finds it.
-    monkeypatch.setattr(combination, "solve_cvxpy", unsolved)
     statistics = random_statistics(60, classes=4, features=4, variance=variance)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -146,7 +133,6 @@ def test_descent_finishes_what_pivoting_leaves(monkeypatch):
     statistics = random_statistics(30, seed=3)
     expected = combination_weights(*statistics, threshold=0.0)
     monkeypatch.setattr(simplex_qp, "MAX_PIVOTS", 0)
-    monkeypatch.setattr(combination, "solve_cvxpy", unsolved)
     torch.testing.assert_close(combination_weights(*statistics, threshold=0.0), expected, rtol=0, atol=1e-9)
 
 
@@ -160,14 +146,13 @@ def test_permuting_clients_permutes_the_weights(permutation):
     torch.testing.assert_close(permuted, weights[order][:, order], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_scale_and_common_offset_do_not_matter(solver, scale):
+def test_scale_and_common_offset_do_not_matter(scale):
     means, variances, sizes = random_statistics(12)
     expected = combination_weights(means, variances, sizes, threshold=0.0)
-    scaled = combination_weights(means * scale, variances * scale**2, sizes, threshold=0.0, solver=solver)
+    scaled = combination_weights(means * scale, variances * scale**2, sizes, threshold=0.0)
     torch.testing.assert_close(scaled, expected, rtol=0, atol=1e-5)
-    shifted = combination_weights(means + 100.0, variances, sizes, threshold=0.0, solver=solver)
+    shifted = combination_weights(means + 100.0, variances, sizes, threshold=0.0)
     torch.testing.assert_close(shifted, expected, rtol=0, atol=1e-5)
 
 
@@ -195,28 +180,14 @@ def test_single_precision_input_gives_double_weights():
     torch.testing.assert_close(single, combination_weights(means, variances, sizes, threshold=0.0), rtol=0, atol=1e-5)
 
 
-def test_falls_back_to_the_other_solver(monkeypatch):
-    statistics = random_statistics(6)
-    expected = combination_weights(*statistics, threshold=0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(combination, "solve_active_set", unsolved)
-        torch.testing.assert_close(combination_weights(*statistics, threshold=0.0), expected, rtol=0, atol=1e-5)
-    monkeypatch.setattr(combination, "solve_cvxpy", unsolved)
-    assert torch.equal(combination_weights(*statistics, threshold=0.0, solver="cvxpy"), expected)
-
-
 def test_a_wrong_answer_is_noticed(monkeypatch):
-    statistics = random_statistics(6)
-    expected = combination_weights(*statistics, threshold=0.0)
-
-    def uniform(hessian, linear, constant):
-        return torch.full_like(linear, 1 / linear.shape[1])
-
-    monkeypatch.setattr(combination, "solve_active_set", uniform)
-    torch.testing.assert_close(combination_weights(*statistics, threshold=0.0), expected, rtol=0, atol=1e-5)
+    monkeypatch.setattr(combination, "solve_active_set", lambda hessian, q, c: torch.full_like(q, 1 / q.shape[1]))
+    with pytest.warns(RuntimeWarning, match=r"rows \[0, 1, 2, 3, 4, 5\] of 6"):
+        weights = combination_weights(*random_statistics(6), threshold=0.0)
+    assert torch.equal(weights, torch.eye(6, dtype=torch.float64))
 
 
-def test_rows_no_solver_can_solve_keep_their_own_head(monkeypatch):
+def test_rows_that_are_not_solved_keep_their_own_head(monkeypatch):
     statistics = random_statistics(6)
     expected = combination_weights(*statistics)
     solve = combination.solve_active_set
@@ -227,7 +198,6 @@ def test_rows_no_solver_can_solve_keep_their_own_head(monkeypatch):
         return weights
 
     monkeypatch.setattr(combination, "solve_active_set", fails_in_rows_one_and_four)
-    monkeypatch.setattr(combination, "solve_cvxpy", unsolved)
     with pytest.warns(RuntimeWarning, match=r"rows \[1, 4\] of 6"):
         weights = combination_weights(*statistics)
     expected[[1, 4]] = torch.eye(6, dtype=torch.float64)[[1, 4]]
@@ -256,7 +226,6 @@ def test_rounding_below_zero_is_clamped_and_more_is_refused():
         ({"threshold": 1.0}, r"threshold must lie in \[0, 1\)"),
         ({"threshold": -0.1}, "threshold"),
         ({"threshold": float("nan")}, "threshold"),
-        ({"solver": "osqp"}, "'active_set' or 'cvxpy'"),
     ],
 )
 def test_rejects_bad_input(change, message):

@@ -6,10 +6,17 @@ from hypothesis import strategies as st
 from pfl_lightning.functional import (
     ClassStatistics,
     covariance_factors,
-    covariances_from_factors,
     sample_class_gaussians,
 )
 from pfl_lightning.functional.gaussians import covariances_by_class
+
+
+def covariances_from(factors, ranks, features):
+    """Of all classes, zero without rows."""
+    found = torch.zeros(len(ranks), features, features, dtype=torch.float64)
+    for y, covariance in covariances_by_class(factors, ranks, features).items():
+        found[y] = covariance
+    return found
 
 
 def accumulate(values, labels, classes, **options):
@@ -44,9 +51,9 @@ def test_factors_give_the_covariances_back(sizes, features, seed):
     assert ranks.dtype == torch.int64
     assert factors.shape == (int(ranks.sum()), features)
     assert all(rank <= max(0, min(size - 1, features)) for rank, size in zip(ranks.tolist(), sizes, strict=True))
-    restored = covariances_from_factors(factors, ranks, features)
+    restored = covariances_from(factors, ranks, features)
     torch.testing.assert_close(restored, statistics.covariances, rtol=0, atol=1e-9)
-    single = covariances_from_factors(factors.float(), ranks, features)
+    single = covariances_from(factors.float(), ranks, features)
     scale = statistics.covariances.abs().max().item()
     torch.testing.assert_close(single, statistics.covariances, rtol=0, atol=1e-6 * scale)
     assert torch.equal(single, single.mT)
@@ -56,7 +63,7 @@ def test_a_factor_has_no_more_rows_than_directions():
     statistics = draw([40, 5, 1, 0], features=12, rank=7)
     factors, ranks = covariance_factors(statistics)
     assert ranks.tolist() == [7, 4, 0, 0]  # seven dimensions; five samples; one sample; none
-    torch.testing.assert_close(covariances_from_factors(factors, ranks, 12), statistics.covariances, rtol=0, atol=1e-9)
+    torch.testing.assert_close(covariances_from(factors, ranks, 12), statistics.covariances, rtol=0, atol=1e-9)
     lengths = factors[:7].square().sum(dim=1)
     assert torch.equal(lengths, lengths.sort(descending=True).values)
 
@@ -66,7 +73,7 @@ def test_repeated_samples_have_no_factor():
     factors, ranks = covariance_factors(statistics)
     assert factors.shape == (0, 3)
     assert ranks.tolist() == [0, 0, 0]
-    assert not covariances_from_factors(factors, ranks, 3).any()
+    assert not covariances_from(factors, ranks, 3).any()
 
 
 def test_server_restores_and_pools_what_clients_send():
@@ -74,7 +81,7 @@ def test_server_restores_and_pools_what_clients_send():
     pooled = ClassStatistics(4, 6)
     for client in clients:
         factors, ranks = covariance_factors(client)
-        covariances = covariances_from_factors(factors, ranks, 6)
+        covariances = covariances_from(factors, ranks, 6)
         pooled.merge(ClassStatistics.from_moments(client.counts, client.means, covariances))
     expected = ClassStatistics(4, 6).merge(*clients)
     torch.testing.assert_close(pooled.covariances, expected.covariances, rtol=0, atol=1e-9)
@@ -82,7 +89,7 @@ def test_server_restores_and_pools_what_clients_send():
 
 def test_covariances_by_class_are_those_that_are_not_zero():
     factors, ranks = covariance_factors(draw([5, 1, 0, 9], features=6))
-    dense, by_class = covariances_from_factors(factors, ranks, 6), covariances_by_class(factors, ranks, 6)
+    dense, by_class = covariances_from(factors, ranks, 6), covariances_by_class(factors, ranks, 6)
     assert list(by_class) == [0, 3]
     for y, covariance in by_class.items():
         assert torch.equal(covariance, dense[y])
@@ -107,7 +114,7 @@ def test_covariances_by_class_are_those_that_are_not_zero():
 def test_bad_factors_are_refused(change, message):
     arguments = {"factors": torch.ones(3, 2), "ranks": torch.tensor([2, 1]), "num_features": 2} | change
     with pytest.raises(ValueError, match=message):
-        covariances_from_factors(**arguments)
+        covariances_by_class(**arguments)
 
 
 def assert_moments_converge(rows, mean, covariance):

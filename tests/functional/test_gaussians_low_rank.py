@@ -6,9 +6,17 @@ import torch
 from pfl_lightning.functional import (
     ClassStatistics,
     covariance_factors,
-    covariances_from_factors,
     sample_class_gaussians,
 )
+from pfl_lightning.functional.gaussians import covariances_by_class
+
+
+def covariances_from(factors, ranks, features):
+    """Of all classes, zero without rows."""
+    found = torch.zeros(len(ranks), features, features, dtype=torch.float64)
+    for y, covariance in covariances_by_class(factors, ranks, features).items():
+        found[y] = covariance
+    return found
 
 
 def accumulate(values, labels, classes):
@@ -45,7 +53,7 @@ def test_few_samples_of_many_features_are_decomposed_in_their_range(monkeypatch,
     factors, ranks = covariance_factors(statistics)
     assert sizes == [11, 18, 39, 40, 120, 120]  # samples - 1 + 10 columns, until a third of the features
     assert ranks.tolist()[:4] == [1, 8, 29, 30]
-    restored = covariances_from_factors(factors, ranks, 120)
+    restored = covariances_from(factors, ranks, 120)
     torch.testing.assert_close(restored, statistics.covariances, rtol=0, atol=1e-13)
     for y, factor in enumerate(factors.split(ranks.tolist())[:4]):
         rows = values[labels == y]
@@ -61,7 +69,7 @@ def test_a_rank_below_the_number_of_samples_is_found_in_the_range(monkeypatch):
     factors, ranks = covariance_factors(statistics)
     assert sizes == [29, 29]
     assert ranks.tolist() == [4, 4]
-    torch.testing.assert_close(covariances_from_factors(factors, ranks, 100), statistics.covariances, rtol=0, atol=1e-9)
+    torch.testing.assert_close(covariances_from(factors, ranks, 100), statistics.covariances, rtol=0, atol=1e-9)
     same = accumulate(torch.ones(12, 100), torch.zeros(12, dtype=torch.long), 1)
     assert covariance_factors(same)[1].tolist() == [0]
 

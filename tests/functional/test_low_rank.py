@@ -116,7 +116,7 @@ def test_a_state_goes_there_and_back():
 
 @pytest.mark.parametrize("energy", [0, -0.1, 1.0001, 2, float("nan"), float("inf"), True, "1", None])
 def test_more_than_full_energy_and_none_are_refused(energy):
-    with pytest.raises(ValueError, match=r"energy must be above 0 and at most 1, the share .*; 1 keeps all"):
+    with pytest.raises(ValueError, match=r"energy must be above 0 and at most 1, the share kept, .*; 1 keeps all"):
         compress(torch.ones(3, 3), energy)
 
 
