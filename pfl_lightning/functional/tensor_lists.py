@@ -9,8 +9,8 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-__all__ = ["RunningAverage", "copied", "float64_device", "magnitudes", "moved", "server_step", "unusual_kind"]
-__all__ += ["weighted_average", "write"]
+__all__ = ["RunningAverage", "copied", "flat", "float64_device", "magnitudes", "memory_order", "moved", "server_step"]
+__all__ += ["shaped", "unusual_kind", "weighted_average", "write"]
 
 HOST = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
             found[n] = found[n].to(device)
         return found
     away.sort(key=lambda n: -found[n].element_size())  # so that every tensor begins at a multiple of its numbers' size
-    parts = [found[n].detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for n in away]
+    parts = [flat(found[n].detach().resolve_conj().resolve_neg()).view(torch.uint8) for n in away]
     size, source = sum(map(len, parts)), parts[0].device
     packed, arrived = (
         torch.empty(size, dtype=torch.uint8, device=one, pin_memory=(one.type, other.type) == ("cpu", "cuda"))
@@ -62,8 +62,36 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     )
     arrived.copy_(torch.cat(parts, out=packed), non_blocking=device.type == "cuda")
     for n, part in zip(away, arrived.split(list(map(len, parts))), strict=True):
-        found[n] = part.view(found[n].dtype).view(found[n].shape)
+        found[n] = shaped(part.view(found[n].dtype), found[n].shape, memory_order(found[n]))
     return found
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions of a tensor, the one first in which neighbors lie farthest apart in memory."""
+    return tuple(sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True))
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Numbers of a tensor as they lie in memory, (n,): a view, unless there are gaps between them.
+
+    Example:
+        >>> import torch
+        >>> from pfl_lightning.functional.tensor_lists import flat
+        >>> flat(torch.tensor([[1, 2], [3, 4]]).T)
+        tensor([1, 2, 3, 4])
+    """
+    return tensor.permute(memory_order(tensor)).reshape(-1)
+
+
+def shaped(numbers: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:
+    """The tensor of a shape that :func:`flat` gave these numbers for; a view.
+
+    Args:
+        numbers: The numbers, (n,).
+        shape: The shape.
+        order: Its :func:`memory_order`.
+    """
+    return numbers.view([shape[d] for d in order]).permute([order.index(d) for d in range(len(order))])
 
 
 def unusual_kind(tensor: Tensor) -> str | None:
@@ -139,7 +167,7 @@ def magnitudes(tensors: Sequence[Tensor]) -> list[float]:
                 waiting.setdefault(real.dtype, []).append((place, real))
     for dtype, group in waiting.items():
         if not dtype.is_floating_point:  # torch has no such norm of integers
-            whole = torch.cat([real.reshape(-1) for _, real in group]).double()
+            whole = torch.cat([flat(real) for _, real in group]).double()
             parts = whole.split([real.numel() for _, real in group])
             group[:] = [(place, part) for (place, _), part in zip(group, parts, strict=True)]
     norms = [norm for group in waiting.values() for norm in torch._foreach_norm([real for _, real in group], math.inf)]
@@ -170,7 +198,7 @@ class RunningAverage:
     def __init__(self) -> None:
         # Names of a sum: on a GPU all of a type lie one after another, so that few launches add them.
         self._sums: list[tuple[tuple[str, ...], Tensor]] = []
-        self._template: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self._template: dict[str, tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]] = {}
         self.total_weight = 0.0
         """Sum of the weights so far."""
         self._num_states = 0
@@ -194,11 +222,12 @@ class RunningAverage:
                 f"expected a finite weight >= 0 for state {self._num_states}, got {weight}: leave the state out instead"
             )
         if self._num_states == 0:
-            self._template = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()}
             groups: dict[tuple[torch.device, torch.dtype, str], list[str]] = {}
             for name, tensor in state.items():
-                alone = name if float64_device(tensor.device).type == "cpu" else ""
-                groups.setdefault((tensor.device, tensor.dtype, alone), []).append(name)
+                on_host = float64_device(tensor.device).type == "cpu"
+                order = tuple(range(tensor.ndim)) if on_host else memory_order(tensor)
+                self._template[name] = tensor.shape, tensor.dtype, tensor.device, order
+                groups.setdefault((tensor.device, tensor.dtype, name if on_host else ""), []).append(name)
             for (device, kind, _), alike in groups.items():
                 dtype = torch.complex128 if kind.is_complex else torch.float64
                 size = sum(state[name].numel() for name in alike)
@@ -209,7 +238,7 @@ class RunningAverage:
                 f"{sorted(self._template.keys() - state.keys())}, unexpected "
                 f"{sorted(state.keys() - self._template.keys())}; average only states of the same architecture"
             )
-        for name, (shape, _, _) in self._template.items():
+        for name, (shape, *_) in self._template.items():
             if state[name].shape != shape:
                 raise ValueError(
                     f"state {self._num_states} has {name!r} of shape {tuple(state[name].shape)}, state 0 has "
@@ -219,8 +248,8 @@ class RunningAverage:
             for names, total in self._sums:
                 own = moved([state[name] for name in names], total.device)
                 # add_ promotes inside the kernel: the product and the sum are double, no double copy is made
-                flat = [one.reshape(-1) for one in own]
-                total.add_(flat[0] if len(flat) == 1 else torch.cat(flat), alpha=weight)
+                rows = [one.permute(self._template[name][3]).reshape(-1) for name, one in zip(names, own, strict=True)]
+                total.add_(rows[0] if len(rows) == 1 else torch.cat(rows), alpha=weight)
         self.total_weight += weight
         self._num_states += 1
 
@@ -243,13 +272,13 @@ class RunningAverage:
             )
         average = dict[str, Tensor]()
         for names, total in self._sums:
-            _, dtype, device = self._template[names[0]]
+            _, dtype, device, _ = self._template[names[0]]
             mean = total / self.total_weight
             if not (dtype.is_floating_point or dtype.is_complex):
                 mean = mean.round_()
-            shapes = [self._template[name][0] for name in names]
-            parts = mean.to(dtype=dtype, device=device).split([shape.numel() for shape in shapes])
-            own = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+            forms = [(self._template[name][0], self._template[name][3]) for name in names]
+            parts = mean.to(dtype=dtype, device=device).split([shape.numel() for shape, _ in forms])
+            own = [shaped(part, *form) for part, form in zip(parts, forms, strict=True)]
             # In memory of their own, as one of them may outlast the others.
             average.update(zip(names, own if len(own) == 1 else copied(own), strict=True))
         return {name: average[name] for name in self._template}

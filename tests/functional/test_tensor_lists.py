@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pfl_lightning.functional.tensor_lists import copied, magnitudes, moved
+from pfl_lightning.functional.tensor_lists import copied, flat, magnitudes, memory_order, moved, shaped
 
 TENSORS = [
     torch.tensor([1.5, -3.0]),
@@ -61,3 +61,30 @@ def test_copies():
         assert one.numel() == 0 or one.data_ptr() != other.data_ptr()
     weight = torch.nn.Parameter(torch.ones(2))
     assert not copied([weight])[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(4, 1, 3, 3).to(memory_format=torch.channels_last),
+        torch.randn(3, 4).T,
+        torch.randn(2, 3),
+        torch.tensor(7),
+        torch.ones(0, 3),
+    ],
+)
+def test_numbers_in_the_order_of_memory(tensor):
+    numbers = flat(tensor)
+    assert numbers.is_contiguous()
+    assert numbers.data_ptr() == tensor.data_ptr()
+    back = shaped(numbers, tensor.shape, memory_order(tensor))
+    assert torch.equal(back, tensor)
+    assert [n for n, size in zip(back.stride(), back.shape, strict=True) if size > 1] == [
+        n for n, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    ]
+
+
+def test_numbers_with_gaps_are_copied():
+    tensor = torch.randn(4, 6)[:, ::2]
+    assert torch.equal(flat(tensor), tensor.reshape(-1))
