@@ -87,15 +87,16 @@ def put_root_dir(trainer: Any, folder: str) -> None:
     trainer._default_root_dir = folder
 
 
-def silent_trainer(**options: Any) -> L.Trainer:
+def silent_trainer(kind: type[L.Trainer] = L.Trainer, **options: Any) -> L.Trainer:
     """A Trainer that writes, shows and says nothing of itself.
 
     Args:
+        kind: Its class.
         options: Options of the Trainer.
     """
     shows = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     with silence():
-        return L.Trainer(**{**dict.fromkeys(shows, False), **options})
+        return kind(**{**dict.fromkeys(shows, False), **options})
 
 
 def seconds_between_validations(trainer: Any) -> float | None:

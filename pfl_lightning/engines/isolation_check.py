@@ -67,9 +67,6 @@ class IsolationCheck:
     def __reduce__(self) -> Any:
         return type(None), ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
-
     # ------------------------------------------------------------------ before a fit
 
     @torch.no_grad()

@@ -87,6 +87,7 @@ def without_autocast(environment: FitEnvironment) -> AbstractContextManager[obje
 def begin(client: FederatedClient, task: FitTask) -> FitContext:
     """Bring a client to its fit, its personal state under the message of the server; return the fit's context."""
     client.logged_metrics, client.progress_bar_names, client.logged_reductions = {}, frozenset(), {}
+    client.loss_scale = b""
     if client.user_module is not None:
         client.user_module.begin_progress(task.resume_state)
     client.train()

@@ -6,9 +6,12 @@ Those of a user's module: ``drop_in/fits/over_rounds.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.core import optimizer as lightnings
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -48,65 +51,54 @@ def advance(scheduler: Any, client: FederatedClient, phase: Phase, context: FitC
         scheduler.step()
 
 
-@dataclass(frozen=True)
-class Scheduler:
-    """A learning-rate scheduler and when it steps."""
-
-    scheduler: Any
-    every_step: bool
-
-
 class StepCount:
     """Counts the steps that optimizers take, by their own hooks.
 
-    A step that a gradient scaler skips never reaches the optimizer and is not counted.
+    A step that a gradient scaler skips never reaches the optimizer and is not counted. A fused optimizer is called in
+    any case, and skips inside its kernel: what it has found is read with the count, since a step would wait for it.
 
     Args:
         optimizers: Optimizers whose steps are counted together.
     """
 
     def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
-        self.num_steps = 0
+        self.calls, self._skipped = 0, list[Tensor]()
         for optimizer in optimizers:
             optimizer.register_step_post_hook(self._count)
 
     def _count(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # A fused optimizer is called in any case, and skips inside its kernel.
-        found_inf = getattr(optimizer, "found_inf", None)
-        self.num_steps += found_inf is None or not bool(found_inf)
+        self.calls += 1
+        found = getattr(optimizer, "found_inf", None)
+        self._skipped += [] if found is None else [found]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have changed the parameters."""
+        return self.calls - (int(torch.stack(self._skipped).sum()) if self._skipped else 0)
 
 
-def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Scheduler]]:
-    """Read what ``configure_optimizers`` may return: one optimizer, with schedulers or without.
+def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Any]]:
+    """Read what ``configure_optimizers`` may return, as Lightning does: one optimizer, with schedulers or without.
+
+    Returns:
+        The optimizer, and a configuration of Lightning for each scheduler.
 
     Raises:
         ConfigurationError: Several optimizers or none, or a scheduler that watches a metric.
     """
-    schedulers: Any = []
-    if isinstance(configured, tuple | list) and len(configured) == 1:
-        configured = configured[0]
-    if isinstance(configured, dict):
-        schedulers = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
-        configured = configured["optimizer"]
-    elif isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], tuple | list):
-        configured, schedulers = configured
-    if isinstance(configured, tuple | list) and len(configured) == 1:
-        configured = configured[0]
-    if not isinstance(configured, Optimizer):
+    try:
+        optimizers, schedulers, monitor = lightnings._configure_optimizers(configured)
+        configs = lightnings._configure_schedulers_automatic_opt(schedulers, monitor or "none")
+    except MisconfigurationException as error:
+        wanted = "this engine takes one optimizer from configure_optimizers"
+        raise ConfigurationError(f"{wanted}, got {configured!r}: {error}") from error
+    if len(optimizers) != 1:
         raise ConfigurationError(
             f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerEngine"
         )
-    return configured, [_read_scheduler(entry) for entry in schedulers]
-
-
-def _read_scheduler(entry: Any) -> Scheduler:
-    settings = entry if isinstance(entry, dict) else {"scheduler": entry}
-    scheduler, interval = settings["scheduler"], settings.get("interval", "epoch")
-    if isinstance(scheduler, ReduceLROnPlateau) or settings.get("frequency", 1) != 1:
+    if any(isinstance(own.scheduler, ReduceLROnPlateau) or own.frequency != 1 for own in configs):
         raise ConfigurationError(
             "this engine steps schedulers every epoch or every step and watches no metric; "
             "ReduceLROnPlateau and other frequencies need TrainerEngine"
         )
-    if interval not in ("epoch", "step"):
-        raise ConfigurationError(f"a scheduler's interval must be 'epoch' or 'step', got {interval!r}")
-    return Scheduler(scheduler, interval == "step")
+    return optimizers[0], configs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from pfl_lightning.engines.lifecycle import check_finite_losses, means_of, train
 from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.seeding import GeneratorStates, derive_seed, torch_seed
 
 HOOKS_TAKEN = (
@@ -93,7 +94,8 @@ class SequentialEngine(Engine):
         most = math.inf if length is None else context.data.num_samples
         is_cut = False  # by the fit's max_steps
         for entry in schedulers:
-            advance(entry.scheduler, client, phase, context, phase.epochs * ((length or 0) if entry.every_step else 1))
+            often = phase.epochs * ((length or 0) if entry.interval == "step" else 1)
+            advance(entry.scheduler, client, phase, context, often)
         batches = getattr(loader, "batches", None)  # of several loaders, as a project's Trainer combines them
         steps, means = dict[str, list[Tensor]](), dict[str, float]()
         features = frozen_features(client, context) if self.cache_features and not trains(client.encoder) else None
@@ -133,7 +135,7 @@ class SequentialEngine(Engine):
                     self._step(module, optimizer, scaler, terms["loss"])
                     taken += [None] if scaler is None else []
                     for entry in schedulers:
-                        if entry.every_step:
+                        if entry.interval == "step":
                             entry.scheduler.step()
                     module.on_train_batch_end(output, batch, index)
                 module.on_train_epoch_end()
@@ -143,15 +145,14 @@ class SequentialEngine(Engine):
                 if is_cut:
                     break
                 for entry in schedulers:
-                    if not entry.every_step:
+                    if entry.interval == "epoch":
                         entry.scheduler.step()
             module.on_train_end()
-        skipped = [found for found in taken if found is not None]  # read once: a step would wait for the device
         if scaler is not None:
             client.loss_scale = json.dumps(scaler.state_dict()).encode()
-        return PhaseResult(
-            means | means_of(logged), len(taken) - (int(torch.stack(skipped).sum()) if skipped else 0), is_cut
-        )
+        found = [one for one in taken if one is not None]  # read once: a step would wait for the device
+        num_steps = len(taken) - (int(torch.stack(found).sum()) if found else 0)
+        return PhaseResult(means | means_of(logged), num_steps, is_cut)
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor
@@ -163,17 +164,13 @@ class SequentialEngine(Engine):
             scaler.unscale_(optimizer)
         module.on_before_optimizer_step(optimizer)
         if self.gradient_clip_val is not None:
-            self._clip(p for group in optimizer.param_groups for p in group["params"])
+            clip = nn.utils.clip_grad_norm_ if self.gradient_clip_algorithm == "norm" else nn.utils.clip_grad_value_
+            clip([p for group in optimizer.param_groups for p in group["params"]], self.gradient_clip_val)
         if scaler is None:
             optimizer.step()
         else:
             scaler.step(optimizer)
             scaler.update()
-
-    def _clip(self, parameters: Iterable[nn.Parameter]) -> None:
-        assert self.gradient_clip_val is not None
-        clip = nn.utils.clip_grad_norm_ if self.gradient_clip_algorithm == "norm" else nn.utils.clip_grad_value_
-        clip(list(parameters), self.gradient_clip_val)
 
 
 def _check_hooks(module: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
@@ -230,7 +227,6 @@ def _is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
         encoder: The encoder, in the modes of the fit.
         context: Client and data of the fit.
     """
-    modes = {module: module.training for module in encoder.modules()}
     buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
     sample = context.data.convert_input(context.data.tensors()[0][:TRIED])
     with torch_seed(0, python=True), context.data.forward_context():
@@ -241,10 +237,8 @@ def _is_as_in_evaluation(encoder: nn.Module, context: FitContext) -> bool:
             steady = steady and name in buffers and torch.equal(buffer, buffers[name])
             if name in buffers and buffer.shape == buffers[name].shape:
                 buffer.copy_(buffers[name])
-        alike = steady and torch.equal(now, encoder.eval()(sample)) and _is_by_sample(encoder, sample, now)
-    for module, mode in modes.items():
-        module.training = mode
-    return alike
+        with evaluating(encoder):
+            return steady and torch.equal(now, encoder(sample)) and _is_by_sample(encoder, sample, now)
 
 
 def _is_by_sample(encoder: nn.Module, sample: Tensor, features: Tensor) -> bool:

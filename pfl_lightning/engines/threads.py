@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.seeding import torch_seed
 
 LEAST_WORK = ((512e9, 8), (32e9, 4), (2e9, 2))
@@ -63,13 +64,10 @@ def work_of(encoder: nn.Module, samples: Tensor) -> float:
         encoder: The network; it stays as it is.
         samples: One sample or more, (n, ...).
     """
-    modes = {module: module.training for module in encoder.modules()}
     parameter = next(encoder.parameters(), samples)
     inputs = samples.to(parameter.device, parameter.dtype if samples.is_floating_point() else None)
-    with torch_seed(0), FlopCounterMode(display=False) as counter:
-        encoder.eval()(inputs)
-    for module, mode in modes.items():
-        module.training = mode
+    with torch_seed(0), evaluating(encoder), FlopCounterMode(display=False) as counter:
+        encoder(inputs)
     tables = {id(module.weight) for module in encoder.modules() if isinstance(module, nn.Embedding)}
     weights = sum(p.numel() for p in encoder.parameters() if id(p) not in tables)
     return float(max(counter.get_total_flops() / len(samples), 2 * weights))

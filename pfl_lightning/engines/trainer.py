@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import pickle
@@ -23,9 +24,10 @@ from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import check_finite_losses, means_of
 from pfl_lightning.engines.schedules import StepCount, advance
+from pfl_lightning.engines.sequential import new_scaler
 from pfl_lightning.errors import ConfigurationError, NonFiniteLossError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
-from pfl_lightning.lightning_private import keep_fewer_signals
+from pfl_lightning.lightning_private import keep_fewer_signals, silent_trainer
 from pfl_lightning.notices import silence
 from pfl_lightning.seeding import seeded_generator
 
@@ -103,7 +105,7 @@ class TrainerEngine(Engine):
     ) -> PhaseResult:
         """Train through one phase; see :meth:`Engine.run_phase`."""
         generator = seeded_generator(environment.seed, purpose, context.round, context.client)
-        watch = _Watch(client, context, phase)
+        watch = _Watch(client, context, phase, environment)
 
         def make_trainer(callbacks: Sequence[L.Callback] = (), **options: Any) -> L.Trainer:
             own = [*copy.deepcopy(self.callbacks), *callbacks, watch]
@@ -153,7 +155,8 @@ class TrainerEngine(Engine):
         self, kind: type[L.Trainer], environment: FitEnvironment, callbacks: list[L.Callback], options: dict[str, Any]
     ) -> L.Trainer:
         device = environment.device
-        return kind(
+        return silent_trainer(
+            kind,
             accelerator="cpu" if device.type == "cpu" else device.type,
             devices=1 if device.type == "cpu" else [device.index or 0],
             precision=environment.precision_name,  # type: ignore[arg-type]
@@ -163,12 +166,8 @@ class TrainerEngine(Engine):
             limit_test_batches=self.limit_test_batches,
             max_steps=self.max_steps,
             profiler=NothingProfiled(),
-            logger=False,
             detect_anomaly=torch.is_anomaly_enabled(),  # by the outer Trainer; a Trainer sets it for its own time
             barebones=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
             inference_mode=False,  # whose tensors could not train
@@ -188,8 +187,8 @@ def _copier(trainer: L.Trainer) -> Callable[[], Any]:
 class _Watch(L.Callback):
     """Collects the loss terms and counts the steps; stops at the fit's ``max_steps``, or after a non-finite loss."""
 
-    def __init__(self, client: FederatedClient, context: FitContext, phase: Phase) -> None:
-        self.client, self.context, self.phase = client, context, phase
+    def __init__(self, client: FederatedClient, context: FitContext, phase: Phase, environment: FitEnvironment) -> None:
+        self.client, self.context, self.phase, self.environment = client, context, phase, environment
         self.steps: dict[str, list[Tensor]] = {}
         self.error: NonFiniteLossError | None = None
         self.count = StepCount()
@@ -198,8 +197,10 @@ class _Watch(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.epochs += 1
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         self.count = StepCount(trainer.optimizers)
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            trainer.precision_plugin.scaler = new_scaler(self.environment, self.client.loss_scale)
         if self.context.earlier_fits is not None:  # None for a user's module, whose stream may have no length
             self._advance_schedules(trainer)
 
@@ -225,9 +226,13 @@ class _Watch(L.Callback):
                 scale = trainer.accumulate_grad_batches if name == "loss" else 1
                 self.steps.setdefault(name, []).append(value.detach() * scale)
         # Not by the Trainer's own limit, by which a module may lay out its schedules.
-        if self.count.num_steps >= self.context.max_steps:
+        if self.count.calls >= self.context.max_steps:
             self.is_cut = not (trainer.is_last_batch and self.epochs == self.phase.epochs)
             trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            self.client.loss_scale = json.dumps(trainer.precision_plugin.scaler.state_dict()).encode()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         try:

@@ -225,7 +225,7 @@ class RunningAverage:
             groups: dict[tuple[torch.device, torch.dtype, str], list[str]] = {}
             for name, tensor in state.items():
                 on_host = float64_device(tensor.device).type == "cpu"
-                order = tuple(range(tensor.ndim)) if on_host else memory_order(tensor)
+                order = () if on_host else memory_order(tensor)
                 self._template[name] = tensor.shape, tensor.dtype, tensor.device, order
                 groups.setdefault((tensor.device, tensor.dtype, name if on_host else ""), []).append(name)
             for (device, kind, _), alike in groups.items():
@@ -248,7 +248,8 @@ class RunningAverage:
             for names, total in self._sums:
                 own = moved([state[name] for name in names], total.device)
                 # add_ promotes inside the kernel: the product and the sum are double, no double copy is made
-                rows = [one.permute(self._template[name][3]).reshape(-1) for name, one in zip(names, own, strict=True)]
+                orders = [self._template[name][3] for name in names]
+                rows = [(t.permute(order) if order else t).reshape(-1) for t, order in zip(own, orders, strict=True)]
                 total.add_(rows[0] if len(rows) == 1 else torch.cat(rows), alpha=weight)
         self.total_weight += weight
         self._num_states += 1
@@ -278,7 +279,8 @@ class RunningAverage:
                 mean = mean.round_()
             forms = [(self._template[name][0], self._template[name][3]) for name in names]
             parts = mean.to(dtype=dtype, device=device).split([shape.numel() for shape, _ in forms])
-            own = [shaped(part, *form) for part, form in zip(parts, forms, strict=True)]
+            places = zip(parts, forms, strict=True)
+            own = [shaped(part, shape, order) if order else part.view(shape) for part, (shape, order) in places]
             # In memory of their own, as one of them may outlast the others.
             average.update(zip(names, own if len(own) == 1 else copied(own), strict=True))
         return {name: average[name] for name in self._template}

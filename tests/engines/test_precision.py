@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop
-from pfl_lightning.engines import ProcessEngine, SequentialEngine, VectorizedEngine
+from pfl_lightning.engines import ProcessEngine, SequentialEngine, TrainerEngine, VectorizedEngine
 from pfl_lightning.engines.lifecycle import begin
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitTask
@@ -105,6 +105,25 @@ def test_the_loss_scale_goes_on_with_the_client(schedule, tmp_path):
     assert once[2] != found[0][2]  # a second scaler would have come to the same from the same, hardly moved model
     assert all(json.loads(state)["scale"] < 65536 for *_, state in found[:3])  # each has stepped back
     assert found[3][2] == found[4][2] == b""
+
+
+class _Half(TrainerEngine):
+    """Its Trainers compute in float16 on the CPU, too."""
+
+    def make_trainer(self, *args, **options):
+        trainer = super().make_trainer(*args, **options)
+        trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu")
+        return trainer
+
+
+def test_the_loss_scale_of_an_inner_trainer_goes_on_with_the_client():
+    method, found = partial(_Overflows, lr=1e-6, epochs=2), []
+    for engine in (SequentialEngine(), _Half()):
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", growth_interval=3))
+        clients = run(method, 2, engine=engine, cohorts=[[0, 1], [1, 2]], plugins=[plugin]).clients
+        found.append([clients.resume_states.get(client) for client in range(CLIENTS)])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
 
 
 def test_a_scale_begins_as_the_trainers_scaler_says():

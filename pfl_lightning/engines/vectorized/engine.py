@@ -179,11 +179,9 @@ class VectorizedEngine(Engine):
         """Run tasks of one architecture at once; ``None`` where they are to be run one by one."""
         if not self.vectorizes(client, environment):
             return None
-        refuse_unusual(client)
         start = time.perf_counter()
-        begin = partial(prepare, client, environment=environment, cache_features=self.cache_features)
         try:
-            members = self._train(client, group, environment, begin, "receive, before_fit or phases", Purpose.FIT)
+            members = self._train(client, group, environment, prepare, "receive, before_fit or phases", Purpose.FIT)
         except (CannotVectorizeError, torch.OutOfMemoryError, FederationError):
             raise
         except Exception as error:  # one by one, it belongs to a known client
@@ -201,11 +199,9 @@ class VectorizedEngine(Engine):
         tunes = usual and client.personalization_phases() and not client.uses_knn_evaluation()
         if not tunes or not self.vectorizes(client, environment):
             return None
-        refuse_unusual(client)
-        begin = partial(prepare_evaluation, client, environment=environment, cache_features=self.cache_features)
         where = "receive, before_evaluation or personalization_phases"
         try:
-            members = self._train(client, group, environment, begin, where, Purpose.PERSONALIZE)
+            members = self._train(client, group, environment, prepare_evaluation, where, Purpose.PERSONALIZE)
         except ClientError:
             return None  # one by one, the error belongs to a known client
         results = list[EvaluationResult]()
@@ -227,16 +223,17 @@ class VectorizedEngine(Engine):
         client: FederatedClient,
         group: list[Task],
         environment: FitEnvironment,
-        begin: Callable[[Task], Member],
+        begin: Callable[[FederatedClient, Task, FitEnvironment, bool], Member],
         where: str,
         purpose: str,
     ) -> list[Member]:
         """Train a group through all phases, seeded for a purpose; the members hold their trained states."""
+        refuse_unusual(client)
         members = list[Member]()
         named = naming_clients(*(task.context for task in group))
         with named, guarded_attributes(client) as refuse_changes:
             for task in group:
-                members.append(begin(task))
+                members.append(begin(client, task, environment, self.cache_features))
                 refuse_changes(where)
             for alike in by_kind(member for member in members if member.error is None and member.phases):
                 with torch.enable_grad():

@@ -15,19 +15,8 @@ from pfl_lightning.fit.tasks import EvaluationResult, EvaluationTask, FitEnviron
 
 Task = TypeVar("Task", FitTask, EvaluationTask)
 Result = TypeVar("Result", FitResult, EvaluationResult)
-Found = TypeVar("Found")
 Together = Callable[[FederatedClient, list[Task], FitEnvironment], Iterable[Result] | None]
 Alone = Callable[[Iterable[tuple[FederatedClient, Task]], FitEnvironment], Iterator[Result]]
-
-
-class PerModule(WeakKeyDictionary[FederatedClient, Found]):
-    """Findings about modules at run time; a copy of the engine makes its own, for its own modules."""
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PerModule[Found]:
-        return type(self)()
 
 
 class Groups:
@@ -45,7 +34,10 @@ class Groups:
 
     def __init__(self, most: int, log: Callable[[str], None]) -> None:
         self._most, self._log, self.at_once = most, log, most
-        self.reasons, self.unpadded = PerModule[str](), PerModule[str]()
+        self.reasons, self.unpadded = (WeakKeyDictionary[FederatedClient, str]() for _ in range(2))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._most, self._log)  # findings about modules are of this process
 
     def run(
         self,

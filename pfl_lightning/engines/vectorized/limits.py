@@ -168,13 +168,11 @@ def guarded_attributes(client: FederatedClient) -> Iterator[Callable[[str], None
     try:
         yield lambda where: refuse_changes(client, before, where)
     except (CannotVectorizeError, ClientError, torch.OutOfMemoryError):
-        after = python_state(client)
-        for name in _changed(before, after):
-            key = name.rpartition(".")[2]
-            if name in before:
-                before[name].restore(key)
-            else:
-                del vars(after[name].module)[key]
+        for name, own in python_state(client).items():
+            if name not in before:
+                del vars(own.module)[name.rpartition(".")[2]]
+        for name, own in before.items():
+            own.restore(name.rpartition(".")[2])
         raise
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, Phase
-from pfl_lightning.engines.schedules import Scheduler, advance, unpack_optimizers
+from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, is_elementwise
 from pfl_lightning.engines.vectorized.stack import Stack, put_state
 
@@ -29,7 +29,7 @@ class _Configured:
     """
 
     optimizer: Optimizer
-    schedulers: list[Scheduler]
+    schedulers: list[Any]
     names: list[list[str]]
 
     @staticmethod
@@ -57,9 +57,9 @@ class _Configured:
                 parameter.grad = gradients.get(name)
         self.optimizer.step()
 
-    def advance(self, *, every_step: bool) -> None:
+    def advance(self, interval: str) -> None:
         for entry in self.schedulers:
-            if entry.every_step == every_step:
+            if entry.interval == interval:
                 entry.scheduler.step()
 
 
@@ -99,7 +99,8 @@ class StackedOptimizer:
             self._optimizers = [first]
         for own, member, count in zip(self._optimizers, stack.members, steps, strict=False):
             for entry in own.schedulers:
-                advance(entry.scheduler, client, phase, member.context, count if entry.every_step else phase.epochs)
+                often = count if entry.interval == "step" else phase.epochs
+                advance(entry.scheduler, client, phase, member.context, often)
         self.names = [name for group in first.names for name in group]
         self._by_row = len(self._optimizers) > 1
 
@@ -118,12 +119,12 @@ class StackedOptimizer:
         """
         for row, own in enumerate(self._optimizers):
             own.step({name: value[row] for name, value in gradients.items()} if self._by_row else gradients)
-            own.advance(every_step=True)
+            own.advance("step")
 
     def after_epoch(self, row: int) -> None:
         """Advance the schedules of the client in this row that advance every epoch."""
         if self._optimizers[0].schedulers:
-            self._optimizers[row if self._by_row else 0].advance(every_step=False)
+            self._optimizers[row if self._by_row else 0].advance("epoch")
 
 
 def _fitted(key: str, value: Any, old: Tensor, new: Tensor) -> Any:

@@ -175,14 +175,10 @@ class Stack:
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
         self.tensors: dict[str, Tensor] = {}
-        states = [dict(member.state) for member in members]
-        for member in members:
-            member.state = {}
-        for name in list(states[0]):
-            first = states[0][name]
-            self.tensors[name] = first.new_empty((len(states), *first.shape))
-        while states:  # each is free again as soon as it is written
-            row, state = len(members) - len(states), states.pop(0)
+        for row, member in enumerate(members):
+            state, member.state = member.state, {}  # free again as soon as it is written
+            if row == 0:
+                self.tensors = {name: own.new_empty((len(members), *own.shape)) for name, own in state.items()}
             write([tensor[row] for tensor in self.tensors.values()], list(state.values()))
 
     def row(self, member: Member) -> dict[str, Tensor]:

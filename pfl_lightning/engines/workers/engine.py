@@ -62,7 +62,9 @@ class PayloadBuilder:
         """Payload of some clients."""
         own: dict[int, Tensor] = {}
         for piece in work:
-            found = (*(tensor for _, _, tensor in piece.broadcast.tensors()), *piece.state.values())
+            task = piece.task
+            state = task.personal if isinstance(task, FitTask) else task.stored
+            found = (*(tensor for _, _, tensor in task.broadcast.tensors()), *state.values())
             tensors = {id(tensor): tensor for tensor in found if type(tensor) is torch.Tensor}
             self._bundle(piece.model, tensors)
             own |= tensors
@@ -111,6 +113,7 @@ class WorkerEngine(Engine):
             raise ConfigurationError(f"engine is the engine inside a worker and cannot be a {name} itself")
         self.workers, self.start_timeout = workers, start_timeout
         self.engine = engine or SequentialEngine()
+        self.threads = self.engine.threads if threads is None else threads
         self.gradient_clip_val = self.engine.gradient_clip_val  # for checks of what the run does
         self.gradient_clip_algorithm = self.engine.gradient_clip_algorithm
         self.clients_per_batch = self.engine.clients_per_batch
@@ -148,14 +151,11 @@ class WorkerEngine(Engine):
         )
         sent_data = _packed(f"the data ({type(data).__name__})", data)
         super().start(models, data, environment)  # the server computes on as many threads as under the other engines
-        threads = self._held or 1
         try:
-            self._host = host = self.connect(data, environment, threads)
+            self._host = host = self.connect(data, environment, self._held or 1)
             self._models = {id(model): index for index, model in enumerate(models)}
             self._tunes = any(model.personalization_phases() for model in models)
-            self._pool = WorkerPool(
-                type(self).__name__, host, threads, setup, sent_data, self.start_timeout, self._take_notices
-            )
+            self._pool = WorkerPool(type(self).__name__, host, setup, sent_data, self.start_timeout, self._take_notices)
         except BaseException:
             self.stop()
             raise
@@ -172,14 +172,6 @@ class WorkerEngine(Engine):
             if host is not None:
                 host.close()
 
-    def choose_threads(
-        self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
-    ) -> int | None:
-        """Return the threads of a worker: given here, given to the engine inside, or by the rule."""
-        if self.threads is None and self.engine.threads is not None:
-            return self.engine.threads
-        return super().choose_threads(models, data, environment)
-
     def __getstate__(self) -> dict[str, Any]:
         """State without the workers, which belong to this process."""
         return {**self.__dict__, "_host": None, "_pool": None, "_models": {}, "_bundle_numbers": count()}
@@ -191,14 +183,7 @@ class WorkerEngine(Engine):
 
         An update is checked by the server in this process, as under the other engines, and not by the worker.
         """
-        work = (
-            replace(
-                ClientWork(self._models[id(model)], task.broadcast, task.personal, resume_state=task.resume_state),
-                max_steps=task.context.max_steps,
-            )
-            for model, task in tasks
-        )
-        for result in self._spread(work, "fit", self.clients_per_batch, environment):
+        for result in self._spread(tasks, "fit", self.clients_per_batch, environment):
             assert isinstance(result, FitResult)
             if isinstance(result.error, ClientCodeError) and result.error.cause is not None:
                 result.error.cause.__cause__ = InWorkerError(result.error.trace)
@@ -210,21 +195,8 @@ class WorkerEngine(Engine):
         self, tasks: Iterable[tuple[FederatedClient, EvaluationTask]], environment: FitEnvironment
     ) -> Iterator[EvaluationResult]:
         """Evaluate clients on the workers; see :meth:`Engine.evaluate`."""
-        work = (
-            ClientWork(
-                self._models[id(model)],
-                task.broadcast,
-                task.stored,
-                task.context.stored,
-                task.trained,
-                task.validation is not None,
-                task.test is not None,
-                task.attributes,
-            )
-            for model, task in tasks
-        )
         together = 1 if self._tunes else EVALUATED_TOGETHER
-        yield from self._spread(work, "evaluate", max(together, self.clients_per_batch), environment)
+        yield from self._spread(tasks, "evaluate", max(together, self.clients_per_batch), environment)
 
     def run_phase(
         self, client: FederatedClient, phase: Phase, context: FitContext, environment: FitEnvironment, purpose: str
@@ -233,24 +205,28 @@ class WorkerEngine(Engine):
         return self.engine.run_phase(client, phase, context, environment, purpose)
 
     def _spread(
-        self, work: Iterator[ClientWork], method: str, together: int, environment: FitEnvironment
+        self, tasks: Iterable[tuple[FederatedClient, Any]], method: str, together: int, environment: FitEnvironment
     ) -> Iterator[Any]:
         if self._pool is None or self._host is None:
             raise FederationError("the workers have not been started; a Federation does so: call start() first")
         payloads = PayloadBuilder(self._host.put, self._bundle_numbers)
+        work = (ClientWork.of(self._models[id(model)], task) for model, task in tasks)
 
         def jobs() -> Iterator[Job]:
             while group := list(islice(work, together)):
-                before, payload = payloads.num_bytes, replace(payloads.make(group), clock=environment.clock)
+                before, made = payloads.num_bytes, payloads.make(group)
+                payload = replace(made, clock=environment.clock, choices=dict(self.choices))
                 self.bytes_sent += payloads.num_bytes - before
-                first = group[0].broadcast
+                first = group[0].task.broadcast
                 others = f" and {len(group) - 1} more" if len(group) > 1 else ""
                 yield Job(payload, method, f"client {first.client}{others}, round {first.round + 1}")
 
         for reply in self._pool.run(jobs()):
             assert reply.value is not None
             self.bytes_received += reply.value.num_bytes
-            yield from unpack(reply.value)
+            results, choices = unpack(reply.value)
+            self.choices = choices | self.choices  # the first that a worker has made is that of the run
+            yield from results
 
     def _take_notices(self, reply: Reply) -> None:
         """Repeat workers' warnings and log lines in this process, each once: workers do not know those of others."""

@@ -36,8 +36,8 @@ class WorkerHost(ABC):
     resources: dict[str, Any]
 
     @abstractmethod
-    def start(self, threads: int) -> Any:
-        """Start a worker of so many threads."""
+    def start(self) -> Any:
+        """Start a worker."""
 
     @abstractmethod
     def receive(self, workers: Sequence[Any], timeout: float) -> tuple[Any, Any] | None:
@@ -108,7 +108,6 @@ class WorkerPool:
     Args:
         name: Name of the engine, for messages.
         host: What starts the workers.
-        threads: Threads of a worker.
         setup: Packed :class:`~pfl_lightning.engines.workers.worker.Setup` of every worker.
         data: Packed data of all clients.
         patience: Seconds to wait for a first worker.
@@ -119,13 +118,12 @@ class WorkerPool:
         self,
         name: str,
         host: WorkerHost,
-        threads: int,
         setup: Packed,
         data: Packed,
         patience: float,
         take: Callable[[Reply], None],
     ) -> None:
-        self._name, self._threads, self._patience, self._take = name, threads, patience, take
+        self._name, self._patience, self._take = name, patience, take
         self._host, self._inputs = host, ([host.put(setup)], [host.put(data)])
         self._failed_starts = 0
         self._slots = [self._new_slot() for _ in range(host.num_workers)]
@@ -226,7 +224,7 @@ class WorkerPool:
     # ------------------------------------------------------------------ workers
 
     def _new_slot(self) -> _WorkerSlot:
-        worker = self._host.start(self._threads)
+        worker = self._host.start()
         worker.send("prepare", *self._inputs, self._host.device, versions())
         return _WorkerSlot(worker)
 

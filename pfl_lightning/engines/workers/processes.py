@@ -169,9 +169,9 @@ class ProcessHost(WorkerHost):
         self.num_workers, self.device = num_workers, "cpu"
         self.resources: dict[str, Any] = {"threads": threads}
 
-    def start(self, threads: int) -> WorkerProcess:
+    def start(self) -> WorkerProcess:
         """Start a process."""
-        return WorkerProcess(threads, sys.path)
+        return WorkerProcess(self.resources["threads"], sys.path)
 
     def receive(self, workers: Sequence[WorkerProcess], timeout: float) -> tuple[WorkerProcess, Any] | None:
         """Wait for the first reply, or the first worker that ends."""

@@ -221,10 +221,10 @@ class Cluster(WorkerHost):
         with _own_signals():
             self.ray.init(log_to_driver=True, logging_level=logging.ERROR, **options)
 
-    def start(self, threads: int) -> RayWorker:
+    def start(self) -> RayWorker:
         """Start an actor."""
         with _errors_translated(self.ray):
-            return RayWorker(self.ray, self._actor.remote(threads, sys.path, get=self.ray.get))
+            return RayWorker(self.ray, self._actor.remote(self.resources["num_cpus"], sys.path, get=self.ray.get))
 
     @cached_property
     def _actor(self) -> Any:

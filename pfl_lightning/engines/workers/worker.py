@@ -8,7 +8,7 @@ import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,14 +19,13 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 
-from pfl_lightning.client import FederatedClient, FitContext
+from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.lifecycle import make_context
 from pfl_lightning.engines.workers.packing import DATA_SETS, Packed, pack, pack_error, unpack
 from pfl_lightning.errors import ClientCodeError, ConfigurationError
 from pfl_lightning.fit.tasks import Clock, EvaluationTask, FitEnvironment, FitTask
-from pfl_lightning.messages import Broadcast, State
 from pfl_lightning.notices import remembering_in
 
 DENORMAL = 1e-40
@@ -41,10 +40,6 @@ def _is_deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _set_deterministic(found: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(found[0], warn_only=found[1])
-
-
 def _matmul_precision() -> str | None:
     """``None`` where a backend's own switch sets the precision of products: torch refuses to mix them."""
     try:
@@ -53,34 +48,17 @@ def _matmul_precision() -> str | None:
         return None
 
 
-def _set_matmul_precision(found: str | None) -> None:
-    if found not in (None, _matmul_precision()):  # to set what is there would set the backends' own switches, too
-        torch.set_float32_matmul_precision(found)
-
-
 _CUDNN, _ONEDNN = torch.backends.cudnn, torch.backends.mkldnn
 _PLACES: tuple[tuple[Any, str], ...] = ((torch.backends.cuda, "matmul"), *((_CUDNN, name) for name in ("conv", "rnn")))
 _PLACES += tuple((_ONEDNN, name) for name in ("matmul", "conv", "rnn"))
-_BACKENDS: list[Any] = [one for one in (getattr(*place, None) for place in _PLACES) if hasattr(one, "fp32_precision")]
-
-
-def _backends_precisions() -> tuple[str, ...]:
-    return tuple(one.fp32_precision for one in _BACKENDS)
-
-
-def _set_backends_precisions(found: tuple[str, ...]) -> None:
-    for one, precision in zip(_BACKENDS, found, strict=True):
-        if one.fp32_precision != precision:
-            one.fp32_precision = precision
-
+_ATTRIBUTES = [(getattr(*place, None), "fp32_precision") for place in _PLACES]
+_ATTRIBUTES += [(_CUDNN, "benchmark"), (_CUDNN, "deterministic")]
 
 SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (_is_deterministic, _set_deterministic),
-    (_matmul_precision, _set_matmul_precision),
-    (_backends_precisions, _set_backends_precisions),
+    (_is_deterministic, lambda found: torch.use_deterministic_algorithms(found[0], warn_only=found[1])),
+    (_matmul_precision, torch.set_float32_matmul_precision),
+    *((partial(getattr, *place), partial(setattr, *place)) for place in _ATTRIBUTES if hasattr(*place)),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    (partial(getattr, _CUDNN, "benchmark"), partial(setattr, _CUDNN, "benchmark")),
-    (partial(getattr, _CUDNN, "deterministic"), partial(setattr, _CUDNN, "deterministic")),
     (torch.get_default_dtype, torch.set_default_dtype),
     (_flushes, torch.set_flush_denormal),
 )
@@ -93,9 +71,10 @@ def read_switches() -> tuple[Any, ...]:
 
 
 def throw_switches(values: Sequence[Any]) -> None:
-    """Set the switches of this process."""
-    for (_, throw), value in zip(SWITCHES, values, strict=True):
-        throw(value)
+    """Set the switches of this process that differ: setting one may set others, too."""
+    for (read, throw), value in zip(SWITCHES, values, strict=True):
+        if value not in (None, read()):
+            throw(value)
 
 
 @dataclass(frozen=True)
@@ -119,29 +98,28 @@ class Setup:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """Task of a client as sent to a worker, without data and architecture.
+    """Task of a client as sent to a worker, which has the data.
 
     Attributes:
         model: Index of the client's architecture.
-        broadcast: The server's message to the client.
-        state: The client's stored state.
-        stored: For an evaluation, whether it was ever stored, see :class:`~pfl_lightning.client.FitContext`.
-        trained: For an evaluation, see :class:`~pfl_lightning.engines.EvaluationTask`.
-        validation: Whether the validation part is evaluated.
-        test: Whether the test part is evaluated.
-        resume_state: For a local fit, see :class:`~pfl_lightning.engines.FitTask`; for an evaluation the attributes.
-        max_steps: For a local fit, see :class:`~pfl_lightning.client.FitContext`.
+        task: The task, without its context and the parts of the data.
+        stored: See :class:`~pfl_lightning.client.FitContext`.
+        max_steps: See :class:`~pfl_lightning.client.FitContext`.
+        parts: Names of the parts that are evaluated.
     """
 
     model: int
-    broadcast: Broadcast
-    state: State
+    task: FitTask | EvaluationTask
     stored: bool = True
-    trained: bool = False
-    validation: bool = False
-    test: bool = False
-    resume_state: bytes | None = None
     max_steps: float = math.inf
+    parts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: int, task: FitTask | EvaluationTask) -> ClientWork:
+        """Work of a whole task."""
+        parts = tuple(part for part in ("validation", "test") if getattr(task, part, None) is not None)
+        absent: dict[str, Any] = dict.fromkeys(("context", *parts))
+        return cls(model, replace(task, **absent), task.context.stored, task.context.max_steps, parts)
 
 
 @dataclass(frozen=True)
@@ -153,12 +131,14 @@ class Payload:
         bundles: Numbers and references of the bundles of common tensors that the work refers to.
         alive: Numbers of all bundles that later payloads may refer to; a worker drops the others.
         clock: How far the outer Trainer has come, which the settings at the start do not tell.
+        choices: Which ways were measured to be faster, see :class:`~pfl_lightning.engines.Engine`.
     """
 
     work: Packed
     bundles: tuple[tuple[int, Any], ...] = ()
     alive: frozenset[int] = frozenset()
     clock: Clock = field(default_factory=Clock)
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -256,19 +236,15 @@ class Worker:
         return True
 
     def fit(self, payload: Payload) -> Reply:
-        """Fit the clients of a payload; the value is a list of their results."""
-        return self._answer(lambda: self._fit(payload))
+        """Fit the clients of a payload; the value has a list of results and the engine's choices."""
+        return self._answer(lambda: (self._fit(payload), self._engine.choices))
 
     def evaluate(self, payload: Payload) -> Reply:
-        """Evaluate the clients of a payload; the value is a list of their results."""
-        return self._answer(lambda: self._evaluate(payload))
+        """Evaluate the clients of a payload; the value has a list of results and the engine's choices."""
+        return self._answer(lambda: (self._evaluate(payload), self._engine.choices))
 
     def _fit(self, payload: Payload) -> list[Any]:
-        environment = self._environment
-        tasks = [
-            (model, FitTask(context, work.broadcast.to(environment.device), work.state, work.resume_state))
-            for work, model, context in self._clients(payload, training=True)
-        ]
+        environment, tasks = self._environment, list(self._tasks(payload, training=True))
         results = []
         with torch.enable_grad(), environment.precision.train_step_context():
             for result in self._engine.run(tasks, environment):
@@ -280,29 +256,24 @@ class Worker:
 
     @torch.no_grad()
     def _evaluate(self, payload: Payload) -> list[Any]:
-        environment, tasks = replace(self._environment, clock=payload.clock), []
-        for work, model, context in self._clients(payload, training=False):
-            parts = self._data.client_data(work.broadcast.client)
-            broadcast = work.broadcast.to(environment.device)
-            validation, test = parts.validation if work.validation else None, parts.test if work.test else None
-            attributes = work.resume_state or b""
-            task = EvaluationTask(context, broadcast, work.state, work.trained, validation, test, attributes)
-            tasks.append((model, task))
+        environment = replace(self._environment, clock=payload.clock)
+        tasks = list(self._tasks(payload, training=False))
         with environment.precision.val_step_context():
             return list(self._engine.evaluate(tasks, environment))
 
-    def _clients(self, payload: Payload, training: bool) -> Iterator[tuple[ClientWork, FederatedClient, FitContext]]:
+    def _tasks(self, payload: Payload, training: bool) -> Iterator[tuple[FederatedClient, Any]]:
         self._bundles = {number: kept for number, kept in self._bundles.items() if number in payload.alive}
         for number, reference in payload.bundles:
             if number not in self._bundles:
                 self._bundles[number] = unpack(self._get(reference))
+        self._engine.choices |= payload.choices
         for work in unpack(payload.work, self._bundles):
-            model = self._models[work.model]
-            client, round = work.broadcast.client, work.broadcast.round
-            context = make_context(
-                self._data, client, round, model, self._environment, training=training, stored=work.stored
-            )
-            yield work, model, replace(context, max_steps=work.max_steps)
+            sent, model, environment = work.task.broadcast, self._models[work.model], self._environment
+            place = (self._data, sent.client, sent.round, model, environment)
+            context = make_context(*place, training=training, stored=work.stored)
+            own = self._data.client_data(sent.client)
+            given = {part: getattr(own, part) for part in work.parts} | {"broadcast": sent.to(environment.device)}
+            yield model, replace(work.task, context=replace(context, max_steps=work.max_steps), **given)
 
     def _answer(self, compute: Callable[[], Any]) -> Reply:
         with remembering_in(self._shown), _noted(self._filters) as notices:

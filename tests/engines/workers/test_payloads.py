@@ -17,6 +17,7 @@ from pfl_lightning.engines.workers.engine import PayloadBuilder
 from pfl_lightning.engines.workers.packing import pack, unpack
 from pfl_lightning.engines.workers.worker import ClientWork, Worker, read_switches, throw_switches
 from pfl_lightning.errors import FederationError
+from pfl_lightning.fit.tasks import FitTask
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.methods import DCPFL, FedAvg, FedBABU, FedPAC, LocalOnly
 from pfl_lightning.state.update_norms import UpdateGuard
@@ -32,14 +33,15 @@ def expected():
 # ---------------------------------------------------------------------- payloads
 
 
+def work_of(model, client, weights, personal=None):
+    return ClientWork(model, FitTask(None, Broadcast(client=client, round=0, weights=weights), personal or {}))
+
+
 def test_what_the_server_sends_to_all_is_sent_once():
     alike, puts = {"a": torch.randn(40_000), "b": torch.randn(3)}, []
     payloads = PayloadBuilder(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
     own = [torch.randn(10) for _ in range(6)]
-    made = [
-        payloads.make([ClientWork(0, Broadcast(client=c, round=0, weights=alike), {"head": head})])
-        for c, head in enumerate(own)
-    ]
+    made = [payloads.make([work_of(0, c, alike, {"head": head})]) for c, head in enumerate(own)]
     assert len(puts) == 1
     assert [payload.work.num_bytes > 160_000 for payload in made] == [True] + [False] * 5
     assert payloads.num_bytes == sum(payload.work.num_bytes for payload in made) + puts[0].num_bytes
@@ -47,9 +49,9 @@ def test_what_the_server_sends_to_all_is_sent_once():
         bundles = {number: unpack(puts[reference]) for number, reference in payload.bundles}
         assert bool(bundles) == (client > 0)
         (work,) = unpack(payload.work, bundles)
-        assert work.broadcast.client == client
-        assert torch.equal(work.broadcast.weights["a"], alike["a"])
-        assert torch.equal(work.state["head"], own[client])
+        assert work.task.broadcast.client == client
+        assert torch.equal(work.task.broadcast.weights["a"], alike["a"])
+        assert torch.equal(work.task.personal["head"], own[client])
 
 
 def test_architectures_have_bundles_of_their_own_and_small_things_none():
@@ -57,13 +59,13 @@ def test_architectures_have_bundles_of_their_own_and_small_things_none():
     payloads = PayloadBuilder(lambda packed: puts.append(packed) or len(puts) - 1, itertools.count())
     for client in range(8):
         weights = {"w": big if client % 2 else other, "s": small}
-        payload = payloads.make([ClientWork(client % 2, Broadcast(client=client, round=0, weights=weights), {})])
+        payload = payloads.make([work_of(client % 2, client, weights)])
     assert [len(unpack(packed)) for packed in puts] == [2, 1]  # `small` is in the first
     assert [number for number, _ in payload.bundles] == [0, 1]
     assert payload.alive == {0, 1}
     tiny = PayloadBuilder(lambda packed: pytest.fail("not worth it"), itertools.count())
     for client in range(3):
-        tiny.make([ClientWork(0, Broadcast(client=client, round=0, weights={"s": small}), {})])
+        tiny.make([work_of(0, client, {"s": small})])
 
 
 def test_bytes_are_counted_and_shared_weights_travel_once_a_round(monkeypatch):
@@ -77,6 +79,24 @@ def test_bytes_are_counted_and_shared_weights_travel_once_a_round(monkeypatch):
     size = sum(tensor.nbytes for tensor in federation.server.weights.as_state().values())
     assert 2 * 2 * size < engine.bytes_sent < 2 * 2 * size + 2 * CLIENTS * 3000  # alone, then as a bundle, two rounds
     assert 2 * CLIENTS * size < engine.bytes_received < 2 * CLIENTS * (size + 5000)
+
+
+class Chooses(SequentialEngine):
+    """Each worker would take the way of its first client."""
+
+    def run_phase(self, client, phase, context, environment, purpose):
+        self.choices.setdefault("Net", f"as client {context.client}")
+        return super().run_phase(client, phase, context, environment, purpose)
+
+
+def test_the_first_choice_of_a_worker_is_that_of_the_run(monkeypatch):
+    engine, _ = fake_ray_engine(monkeypatch, 3, engine=Chooses())
+    run(FIT, 2, engine=engine, cohorts=[[1, 2, 3], [0, 4]])
+    assert engine.choices == {"Net": "as client 1"}
+    again, _ = fake_ray_engine(monkeypatch, 3, engine=Chooses())
+    again.choices = {"Net": "as before"}
+    federation = run(FIT, 1, engine=again, cohorts=[[1, 2, 3]])
+    assert federation.engine.choices == {"Net": "as before"}
 
 
 # ---------------------------------------------------------------------- workers that die
@@ -248,7 +268,7 @@ PRECISIONS = ("tf32", "ieee", "tf32", "bf16", "none", "none")
 )
 def test_torchs_switches_reach_the_workers(precision):
     """Of the precision of products torch has one for all, and those of its backends, which it refuses to mix."""
-    switches = ((True, True), *precision, True, True, True, torch.float64, True)
+    switches = ((True, True), precision[0], *precision[1], True, True, True, torch.float64, True)
     before = read_switches()
     try:
         throw_switches(unpack(pack(switches)))
