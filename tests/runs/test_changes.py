@@ -221,9 +221,7 @@ def test_a_run_has_one_seed(tmp_path):
     write_run(tmp_path, config(seed=3))
     check_seed(tmp_path, config(seed=3))
     check_seed(tmp_path, config(seed=5) | {"model": {"seed": 3}})
-    with pytest.raises(
-        ConfigurationError, match=r"has the seed 3, and is to resume with the seed 4: .*_everything 3"
-    ):
+    with pytest.raises(ConfigurationError, match=r"has the seed 3, and is to resume with the seed 4: .*_everything 3"):
         check_seed(tmp_path, config(seed=4))
 
 
