@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -102,8 +103,9 @@ def combination_weights(
 
     Returns:
         (m, m) float64 on the device of `weighted_means` (float32 where the device has no double precision), rows on
-        the simplex. A row whose optimality gap shows that it was not solved is the row of the identity (the client
-        keeps its own head), and a RuntimeWarning names it.
+        the simplex. An active-set method solves all rows together; rows that fail the check of their optimality gap
+        are solved by cvxpy. A row that neither solves is the row of the identity (the client keeps its own head), and
+        a RuntimeWarning names it.
 
     Raises:
         ValueError: on wrong shapes, non-finite values, n <= 0, V below zero by more than rounding, or a threshold
@@ -151,21 +153,25 @@ def _programs(means: Tensor, variances: Tensor, sizes: Tensor) -> tuple[Tensor, 
 
 
 def _solve(hessian: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
-    count, unsolved = len(linear), list[int]()
-    weights = torch.eye(count, dtype=torch.float64)
-    for rows in torch.arange(count).split(ROWS_AT_ONCE):
-        q, c = linear[rows], constant[rows]
-        found = solve_active_set(hessian, q, c)
-        objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
-        solved = optimality_gap(hessian, q, found) <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
-        weights[rows[solved]] = found[solved]
-        unsolved += rows[~solved].tolist()
-    if unsolved:
-        warnings.warn(
-            f"combination weights: not found for rows {unsolved} of {count}; these clients keep their own head",
-            RuntimeWarning,
-            stacklevel=3,  # the caller of combination_weights
-        )
+    count = len(linear)
+    weights, unsolved = torch.eye(count, dtype=torch.float64), torch.arange(count)
+    for solve in (solve_active_set, solve_cvxpy):
+        failed = []
+        for rows in unsolved.split(ROWS_AT_ONCE):
+            q, c = linear[rows], constant[rows]
+            found = solve(hessian, q, c)
+            objective = ((found @ hessian - 2 * q) * found).sum(dim=1) + c
+            solved = optimality_gap(hessian, q, found) <= RELATIVE_GAP * objective.clamp(min=0.0) + ABSOLUTE_GAP
+            weights[rows[solved]] = found[solved]
+            failed.append(rows[~solved])
+        unsolved = torch.cat(failed)
+        if len(unsolved) == 0:
+            return weights
+    warnings.warn(
+        f"combination weights: not found for rows {unsolved.tolist()} of {count}; these clients keep their own head",
+        RuntimeWarning,
+        stacklevel=3,  # the caller of combination_weights
+    )
     return weights
 
 
@@ -201,3 +207,33 @@ def _checked(
 
 def _double(values: Tensor | Sequence[float]) -> Tensor:
     return torch.as_tensor(values).detach().cpu().to(torch.float64)
+
+
+def solve_cvxpy(hessian: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
+    """Minimize a^T Q a - 2 q_i^T a over the simplex for each row i with cvxpy and Clarabel, as the published code does.
+
+    Args:
+        hessian: (m, m) float64 positive semidefinite Q.
+        linear: (r, m) float64 rows q_i.
+        constant: (r,) float64, which does not move the minimizer.
+
+    Returns:
+        Weights (r, m). Rows are on the simplex, or NaN where the solver returned no solution.
+    """
+    import cvxpy as cp  # takes a second to import, and most runs never need it
+
+    weights = torch.full_like(linear, torch.nan)
+    values, vectors = torch.linalg.eigh(hessian)
+    root = (vectors * values.clamp(min=0.0).sqrt()).T.numpy()  # root^T root = Q, for any semidefinite Q
+    row, q = cp.Variable(len(hessian)), cp.Parameter(len(hessian))
+    objective = cp.Minimize(cp.sum_squares(root @ row) - 2 * (q @ row))  # type: ignore[attr-defined]
+    problem = cp.Problem(objective, [row >= 0, cp.sum(row) == 1])  # type: ignore[attr-defined]
+    for i in range(len(linear)):
+        q.value = linear[i].numpy()
+        with suppress(cp.SolverError, ArithmeticError, ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimality gap tells inaccurate solutions, not this solver
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+            if row.value is not None:
+                found = torch.as_tensor(row.value, dtype=torch.float64).clamp(min=0.0)
+                weights[i] = found / found.sum()
+    return weights

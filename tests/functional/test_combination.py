@@ -180,14 +180,29 @@ def test_single_precision_input_gives_double_weights():
     torch.testing.assert_close(single, combination_weights(means, variances, sizes, threshold=0.0), rtol=0, atol=1e-5)
 
 
-def test_a_wrong_answer_is_noticed(monkeypatch):
-    monkeypatch.setattr(combination, "solve_active_set", lambda hessian, q, c: torch.full_like(q, 1 / q.shape[1]))
-    with pytest.warns(RuntimeWarning, match=r"rows \[0, 1, 2, 3, 4, 5\] of 6"):
-        weights = combination_weights(*random_statistics(6), threshold=0.0)
-    assert torch.equal(weights, torch.eye(6, dtype=torch.float64))
+def uniform(hessian, linear, constant):
+    return torch.full_like(linear, 1 / linear.shape[1])
 
 
-def test_rows_that_are_not_solved_keep_their_own_head(monkeypatch):
+def test_a_wrong_answer_is_noticed_and_solved_by_cvxpy(monkeypatch):
+    statistics = random_statistics(6)
+    expected = combination_weights(*statistics, threshold=0.0)
+    monkeypatch.setattr(combination, "solve_active_set", uniform)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weights = combination_weights(*statistics, threshold=0.0)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
+
+
+def test_cvxpy_takes_semidefinite_programs_of_duplicates(monkeypatch):
+    base = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
+    statistics = base.repeat(3, 1, 1), [1.0] * 12, [10] * 12
+    expected = combination_weights(*statistics, threshold=0.0)
+    monkeypatch.setattr(combination, "solve_active_set", uniform)
+    torch.testing.assert_close(combination_weights(*statistics, threshold=0.0), expected, rtol=0, atol=1e-5)
+
+
+def test_rows_that_neither_solves_keep_their_own_head(monkeypatch):
     statistics = random_statistics(6)
     expected = combination_weights(*statistics)
     solve = combination.solve_active_set
@@ -198,6 +213,7 @@ def test_rows_that_are_not_solved_keep_their_own_head(monkeypatch):
         return weights
 
     monkeypatch.setattr(combination, "solve_active_set", fails_in_rows_one_and_four)
+    monkeypatch.setattr(combination, "solve_cvxpy", uniform)
     with pytest.warns(RuntimeWarning, match=r"rows \[1, 4\] of 6"):
         weights = combination_weights(*statistics)
     expected[[1, 4]] = torch.eye(6, dtype=torch.float64)[[1, 4]]
