@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -159,10 +160,12 @@ def methods_table(rows: Sequence[MethodRow]) -> Table:
         novel = "yes" if FILTERS["--novel"](row) else ""
         cells.append((row.name, row.shared, *figures, ", ".join(row.needs), novel, row.modules))
     table = _table(headings, cells)
-    table.caption = (
+    table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, (0, 1, 0, 0)  # 80 columns without cut words
+    table.title_justify = "left"
+    table.title = (
         "bytes both ways, time and work (operations of training) of a round over FedAvg's; one width: of the features, "
-        "while encoders may differ; novel: clients that never train are served. pfl methods NAME says more, the paper "
-        "and what clients and server keep included"
+        "while encoders may differ; novel: clients that never train are served; any module: whether a LightningModule "
+        "of yours is trained as it is. pfl methods NAME says more, such as the paper"
     )
     return table
 

@@ -89,7 +89,7 @@ def measured(monkeypatch):
 )
 def test_filters(words, among, others, measured, capsys):
     main(["methods", *words])
-    said = set(re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE))
+    said = set(re.findall(r"^(\w+) +", capsys.readouterr().out, re.MULTILINE))
     assert among <= said
     assert not others & said
 
@@ -98,6 +98,16 @@ def test_bytes_and_work_are_ratios_to_fedavg(measured):
     columns = {str(column.header): list(column.cells) for column in methods_table(method_rows()).columns}
     place = columns["method"].index("FedPAC")
     assert (columns["bytes"][place], columns["work"][place]) == ("2.00", "1.40")
+
+
+def test_the_table_fits_80_columns_with_its_legend_above(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["methods", "--novel"])
+    legend, rule, rows = capsys.readouterr().out.partition("───")
+    assert rule
+    assert "one width: of the features" in " ".join(legend.split())
+    assert "…" not in rows
+    assert {"projection,", "global_model", "HypCluster", "classifiers"} <= set(rows.split())
 
 
 def test_a_named_method_is_told_whole(measured, capsys):

@@ -1,4 +1,4 @@
-"""The table of packages and allowed dependencies in docs/concepts.md, held against the imports."""
+"""The list of packages and allowed dependencies in CONTRIBUTING.md, compared with the imports."""
 
 import ast
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def test_the_walk_sees_imports():
 )
 def test_what_a_package_imports(name):
     surplus = {target: file for target, file in imported(name).items() if target not in ALLOWED[name] | {"__version__"}}
-    assert not surplus, f"{name} may not import {surplus}; see the table in docs/concepts.md"
+    assert not surplus, f"{name} may not import {surplus}; see the list in CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_a_package_imports(name):
 )
 def test_what_a_package_does_not_import(name):
     surplus = {target: file for target, file in imported(name).items() if target in FORBIDDEN[name]}
-    assert not surplus, f"{name} may not import {surplus}; see the table in docs/concepts.md"
+    assert not surplus, f"{name} may not import {surplus}; see the list in CONTRIBUTING.md"
 
 
 # ---------------------------------------------------------------------- circles, imports in functions counted
