@@ -33,7 +33,7 @@ class PersonalHead(Plain):
     shared = ("encoder.*",)
 
 
-# %% 3. Another loss: a named term beside the cross entropy
+# %% 3. Another loss: a named term in addition to the cross entropy
 class ConfidencePenalty(PersonalHead):
     """Adds a penalty on confident predictions, minus beta times the entropy of the class probabilities.
 
@@ -90,7 +90,7 @@ class LossSender(ConfidencePenalty):
         )
 
     def configure_aggregator(self, num_clients: int) -> Aggregator:
-        """The server that belongs to this client."""
+        """The server of this method."""
         return MomentumServer(self, num_clients)
 
 
@@ -98,7 +98,7 @@ class LossSender(ConfidencePenalty):
 class MomentumServer(Aggregator):
     """Averages with weights n_k F_k, and moves with momentum: v <- beta v + (w - mean), w <- w - v.
 
-    The velocity v is what the server must remember. It stands in a buffer, so that checkpoints have it.
+    The velocity v is what the server must remember. It is in a buffer: checkpoints have it.
 
     Args:
         client: The client as it is before the first round.
@@ -121,7 +121,7 @@ class MomentumServer(Aggregator):
         return Broadcast(client=client, round=round, weights=self.weights.as_state())
 
     def receive(self, update: ClientUpdate) -> None:
-        """Add one client's weights to the sums, which is all that is kept of an update."""
+        """Add one client's weights to the sums; nothing else of an update is kept."""
         assert isinstance(update, LossUpdate)
         self._average.update(update.weights, update.num_samples * float(update.loss))
 
@@ -161,11 +161,11 @@ for method in (Plain, PersonalHead, ConfidencePenalty):
     fit(method, 2, f"runs/{method.__name__}")
 whole = fit(LossSender, 4, "runs/whole")
 
-# %% A resumed run goes on with the server's state
+# %% A resumed run restores the server's state
 fit(LossSender, 2, "runs/interrupted")
 checkpoint = next(Path("runs/interrupted/checkpoints").glob("*.ckpt"))
 resumed = fit(LossSender, 4, "runs/resumed", ckpt_path=str(checkpoint))
 
 same = all(torch.equal(tensor, resumed.server.state_dict()[name]) for name, tensor in whole.server.state_dict().items())
 print("tensors of the server:", len(whole.server.state_dict()))
-print("the resumed server is bit by bit that of the uninterrupted run:", same)
+print("the resumed server equals the uninterrupted one, bit for bit:", same)
