@@ -101,7 +101,7 @@ def draw_accuracy_by_bytes(history: list[dict[str, Any]], name: str, score: str 
     for label, values in sizes.items():
         axes.plot([value / 1000**power for value in values], accuracy, marker=".", label=label)
     unit = ("bytes", "kB", "MB", "GB", "TB")[power]
-    axes.set(xlabel=f"{unit} so far", ylabel=f"mean {score} in %", title=name)
+    axes.set(xlabel=f"{unit} so far", ylabel="mean over clients, %", title=f"{name}: {score} by bytes")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure

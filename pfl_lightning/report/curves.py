@@ -50,8 +50,9 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
     for (setting, score, drawn), panels in zip(lines, axes, strict=True):
         for panel, place in zip(panels, known, strict=True):
             _draw_curves(panel, [row for row in drawn if _knows(row, place)], colors, place)
-            panel.set(xlabel=AXES[place], ylabel=f"{names[score]}, mean, %")
-        panels[0].set(title=_plain(setting))
+            title = ": ".join(filter(None, [_plain(setting), f"{names[score]} by {AXES[place].split(',')[0]}"]))
+            panel.set(xlabel=AXES[place], ylabel="mean over clients, %", title=title)
+        panels[0].xaxis.get_major_locator().set_params(integer=True)  # rounds
     return figure
 
 

@@ -83,4 +83,6 @@ def test_simulated_seconds_to_a_target_and_along_a_curve(tmp_path):
     panels = draw_curves([simulated, without]).axes
     assert [panel.get_xlabel() for panel in panels] == ["round", "MB up and down, all clients", "simulated seconds"]
     assert [len(panel.get_lines()) for panel in panels] == [2, 1, 1]
+    assert panels[0].get_title() == "test accuracy by round"
+    assert all(tick == int(tick) for tick in panels[0].get_xticks())  # of two rounds
     assert len(draw_curves([without]).axes) == 2
