@@ -32,6 +32,7 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
         The figure; ``None`` where no run has accuracies.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     metric = next((run.metric for row in rows for run in row.runs), "accuracy")
     names = {score: name.replace("accuracy", metric.replace("_", " ")) for score, name in NAMES.items()}
@@ -52,7 +53,7 @@ def draw_curves(rows: Sequence[MeasuredRow]) -> Figure | None:
             _draw_curves(panel, [row for row in drawn if _knows(row, place)], colors, place)
             title = ": ".join(filter(None, [_plain(setting), f"{names[score]} by {AXES[place].split(',')[0]}"]))
             panel.set(xlabel=AXES[place], ylabel="mean over clients, %", title=title)
-        panels[0].xaxis.get_major_locator().set_params(integer=True)  # rounds
+        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds
     return figure
 
 
