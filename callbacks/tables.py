@@ -93,7 +93,7 @@ def fit_table(federation: Federation, writer: ResultsWriter) -> Table:
         found = writer.summaries(part, name, metric.lower_is_better)
         lines |= {name: ("last", found["last"])} if "last" in found else {}
     if "best_test" in lines:
-        table.title = f"{table.title}\nreport last or validation_selected: best_test chooses its round on test data"
+        table.title = f"{table.title}\nreport last or validation_selected; best_test looks at test data"
     for shown, (choice, summary) in lines.items():
         figures = (summary.mean, summary.std, summary.worst_decile, summary.best, summary.worst)
         table.add_row(shown, str(writer.chosen[choice].round), *(f"{100 * figure:.2f}" for figure in figures))
