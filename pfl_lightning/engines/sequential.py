@@ -84,9 +84,7 @@ class SequentialEngine(Engine):
         plain = isinstance(configured, Optimizer)
         optimizer, schedulers = (configured, []) if plain else unpack_optimizers(configured)
         scaler, taken = new_scaler(environment, client.loss_scale), list[Any]()  # of each step
-        if (
-            scaler is not None
-        ):  # which leaves steps out; a fused optimizer is called in any case and skips in its kernel
+        if scaler is not None:  # it leaves steps out; a fused optimizer is called in any case and skips in its kernel
             optimizer.register_step_post_hook(lambda own, *_: taken.append(getattr(own, "found_inf", None)))
         generator = torch.Generator().manual_seed(derive_seed(environment.seed, purpose, context.round, context.client))
         loader = context.data.loader(generator)

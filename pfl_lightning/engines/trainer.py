@@ -139,10 +139,28 @@ class TrainerEngine(Engine):
         options = {"logger": False, "limit_val_batches": 0, "max_epochs": 1, **options}
         if self.limit_val_batches is not None and options["limit_val_batches"] != 0:
             options["limit_val_batches"] = self.limit_val_batches
-        logger, callbacks = options.pop("logger"), list(callbacks)
-        key = (kind, environment.device, environment.precision_name, torch.is_anomaly_enabled(), *options.items())
+        logger, callbacks, device = options.pop("logger"), list(callbacks), environment.device
+        key = (kind, device, environment.precision_name, torch.is_anomaly_enabled(), *options.items())
         if key not in self._copiers:
-            made: Any = self._new_trainer(kind, environment, callbacks, options)
+            made: Any = silent_trainer(
+                kind,
+                accelerator=device.type,
+                devices=1 if device.type == "cpu" else [device.index or 0],
+                precision=environment.precision_name,
+                callbacks=callbacks,
+                accumulate_grad_batches=self.accumulate_grad_batches,
+                limit_train_batches=self.limit_train_batches,
+                limit_test_batches=self.limit_test_batches,
+                max_steps=self.max_steps,
+                profiler=NothingProfiled(),
+                detect_anomaly=torch.is_anomaly_enabled(),  # by the outer Trainer; a Trainer sets it for its own time
+                barebones=False,
+                num_sanity_val_steps=0,
+                use_distributed_sampler=False,
+                inference_mode=False,  # whose tensors could not train
+                default_root_dir=os.devnull,  # a job of SLURM resumes from checkpoints there: the outer Trainer's
+                **options,
+            )
             made.callbacks = [each for each in made.callbacks if each not in callbacks]  # those of other packages
             self._copiers[key] = _copier(made)
         trainer = self._copiers[key]()
@@ -150,30 +168,6 @@ class TrainerEngine(Engine):
         trainer.loggers = [logger] if isinstance(logger, Logger) else list(logger or ())
         keep_fewer_signals(trainer)
         return trainer  # type: ignore[no-any-return]
-
-    def _new_trainer(
-        self, kind: type[L.Trainer], environment: FitEnvironment, callbacks: list[L.Callback], options: dict[str, Any]
-    ) -> L.Trainer:
-        device = environment.device
-        return silent_trainer(
-            kind,
-            accelerator="cpu" if device.type == "cpu" else device.type,
-            devices=1 if device.type == "cpu" else [device.index or 0],
-            precision=environment.precision_name,  # type: ignore[arg-type]
-            callbacks=callbacks,
-            accumulate_grad_batches=self.accumulate_grad_batches,
-            limit_train_batches=self.limit_train_batches,
-            limit_test_batches=self.limit_test_batches,
-            max_steps=self.max_steps,
-            profiler=NothingProfiled(),
-            detect_anomaly=torch.is_anomaly_enabled(),  # by the outer Trainer; a Trainer sets it for its own time
-            barebones=False,
-            num_sanity_val_steps=0,
-            use_distributed_sampler=False,
-            inference_mode=False,  # whose tensors could not train
-            default_root_dir=os.devnull,  # in a job of SLURM a fit goes on from checkpoints there: the outer Trainer's
-            **options,
-        )
 
 
 def _copier(trainer: L.Trainer) -> Callable[[], Any]:

@@ -29,19 +29,15 @@ def seconds_of_step(
     Returns:
         Seconds of a step of all clients at once, and of one of each of them after the other.
     """
-    device, count = inputs.batch[0].device, len(inputs.batch[0])
+    device, found = inputs.batch[0].device, list[float]()
     before = GeneratorStates.read(device)
-    together, alone = (min(_times(compute, given, index, clock)) for given in _ways(inputs))
-    before.restore(device)
-    return together, alone * count
-
-
-def _ways(inputs: StepInputs) -> Iterator[StepInputs]:
-    """All clients at once, and the first of them alone, without the stack's own buffers."""
-    for rows in (slice(None), slice(1)):
+    for rows in (slice(None), slice(1)):  # all clients at once, and the first alone, without the stack's own buffers
         trained, others, batch = parts_of(inputs, rows)
         others = {name: tensor.clone() for name, tensor in others.items()}
-        yield replace(inputs, trained=trained, others=others, batch=batch, in_place=False, apart=rows.stop == 1)
+        given = replace(inputs, trained=trained, others=others, batch=batch, in_place=False, apart=rows.stop == 1)
+        found.append(min(_times(compute, given, index, clock)))
+    before.restore(device)
+    return found[0], found[1] * len(inputs.batch[0])
 
 
 def _times(compute: Computation, inputs: StepInputs, index: int, clock: Clock) -> Iterator[float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from pfl_lightning.client import FederatedClient
@@ -223,7 +223,9 @@ class Worker:
             self._filters, self._engine, there = found.filters, found.engine, torch.device(device)
             if there.type == "cuda" and not torch.cuda.is_available():
                 raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
-            precision = _on_device(found.environment.precision, there)
+            precision = found.environment.precision
+            if isinstance(precision, MixedPrecision) and precision.device != there.type:  # it names its device
+                precision = MixedPrecision(precision.precision, there.type)
             self._environment = replace(found.environment, device=there, precision=precision)
             self._models = tuple(model.to(there) for model in found.models)
             self._engine.threads = torch.get_num_threads()  # chosen where the workers were started
@@ -283,13 +285,6 @@ class Worker:
                 where = traceback.format_exc()  # before the error loses its frames
                 value, error = None, pack_error(found)
         return Reply(value, error, where, tuple(notices()))
-
-
-def _on_device(precision: Precision, device: torch.device) -> Precision:
-    """Precision for a device, since a mixed precision names its device."""
-    if isinstance(precision, MixedPrecision) and precision.device != device.type:
-        return MixedPrecision("16-mixed" if precision.precision == "16-mixed" else "bf16-mixed", device.type)
-    return precision
 
 
 @contextmanager
