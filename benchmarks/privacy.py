@@ -109,6 +109,7 @@ METHODS: dict[str, Any] = {
     "FedPer": partial(FedPer, lr=0.02),
     "FedPAC": partial(FedPAC, lr=0.02, combination=False),
     "FedProto": partial(FedProto, lr=0.02),
+    "FedProto-classifier": partial(FedProto, lr=0.02, prediction="classifier"),
 }
 
 

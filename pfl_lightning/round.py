@@ -368,10 +368,11 @@ class Round:
             fault = f"{self._lacking or few}. {'; '.join(map(self._told, errors[:3]))}{more}"
             if self.simulated is not None and all(isinstance(error, StragglerError) for error in errors):
                 advice = "the next round follows; a later deadline, late='partial' or a larger cohort may help"
-                return self._undo(f"it is empty, {fault}", advice)._replace(fault=None)
+                return self._undo(fault if self._lacking else f"it is empty, {fault}", advice)._replace(fault=None)
             if not self._has_good_round:
                 raise FederationError(f"round {self.number + 1}: {fault}") from (errors[0] if errors else None)
-            return self._undo(fault, "look at these clients, or lower min_clients")
+            fewer = "take larger cohorts, or a rule for fewer liars" if self._lacking else "lower min_clients"
+            return self._undo(fault, f"look at these clients, or {fewer}")
         if self.mechanism is not None:  # also of a cohort that is empty
             self._before = self._before or Snapshot(self.server)
         before, self._before, self._last = self._before, None, None
