@@ -29,13 +29,11 @@ class Job:
     Attributes:
         argv: What follows ``pfl``.
         log: The file that gets what it prints; earlier content is kept.
-        threads: Threads of its tensor operations.
         entry: ``module:function`` that its process calls.
     """
 
     argv: tuple[str, ...]
     log: Path
-    threads: int = 1
     entry: str = "pfl_lightning.cli.main:main"
 
     @property

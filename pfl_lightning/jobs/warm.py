@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pfl_lightning.cli.main import wait_passively
@@ -41,7 +42,8 @@ def local_starter(threads: int) -> Starter:
     Args:
         threads: Threads of the tensor operations of each.
     """
-    return WarmStarter(threads) if hasattr(os, "fork") and sys.platform != "darwin" else LocalProcess
+    warm = hasattr(os, "fork") and sys.platform != "darwin"
+    return WarmStarter(threads) if warm else partial(LocalProcess, threads=threads)
 
 
 class WarmStarter:

@@ -38,6 +38,9 @@ OF_A_RUN = (
 OF_A_STUDY = ("--config", "--ckpt_path", "--resume", "--run_dir")
 """Options in whose place a study has its own."""
 
+OF_CLUSTERS = ("--ray", "--gpus-per-run")
+"""Options of earlier versions, in whose place commands on several machines share a study."""
+
 
 def study(args: list[str]) -> None:
     """``pfl study FILE``: run what is not done of a study, and write its tables.
@@ -138,8 +141,6 @@ def study_parser(command: str, what: str, description: str) -> argparse.Argument
     add("--restart", action="store_true", help="move runs of changed options aside and run them again")
     add("--check", action="store_true", help="check every config and print the plan")
     add("--report-only", action="store_true", help="write the tables of what is done")
-    add("--ray", default="", metavar="ADDRESS", help="run on a Ray cluster: auto, local or an address")
-    add("--gpus-per-run", type=float, default=0.0, dest="gpus", help="of a Ray cluster (0)")
     return parser
 
 
@@ -178,6 +179,8 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     hint = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
     if name in OF_A_STUDY:
         hint = "of a study, configs are the base in its file, runs go on by themselves, and its folder is --output"
+    elif name in OF_CLUSTERS:
+        hint = "give the same command on each machine: commands with one --output on a shared disk share the runs"
     elif near:
         hint = f"did you mean --{near}?"
     raise UsageError(f"unknown option {name}: {hint}")

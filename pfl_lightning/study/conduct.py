@@ -129,10 +129,10 @@ class Conductor:
         runs = [run for run in self._asked_runs() if state_of(run) in (RunState.NEW, RunState.UNFINISHED)]
         failed = dict[str, str]()
         if runs:
-            asked, arguments = self._asked_runs(), self.arguments
+            asked = self._asked_runs()
             done = {run.name for run in asked if state_of(run) is RunState.DONE}
             display = Display(asked, done, self.console)
-            failed = Runner(self.starter, display, self.processes, arguments.threads, arguments.retry).play(runs)
+            failed = Runner(self.starter, display, self.processes, self.arguments.retry).play(runs)
         self.report(failed)
         if failed:
             hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
@@ -152,7 +152,7 @@ class Conductor:
             from pfl_lightning.study.check import check_configs
 
             tried = {id(run.cell): with_some_values(run.cell) for run in runs}
-            check_configs(plan_runs(self.study, list(tried.values()), self.output), self.starter_here)
+            check_configs(plan_runs(self.study, list(tried.values()), self.output), self.starter)
 
     def _handle_changed(self) -> None:
         """Move runs made with different options aside, or refuse to go on; before rows are searched again, too."""
@@ -194,15 +194,14 @@ class Conductor:
     def _search_one(self, search: Search, config: Config, folder: Path) -> Mapping[str, Any]:
         from pfl_lightning.study.tuner import bound_notes, search_options
 
-        row, here = folder.relative_to(self.output / "search"), max(cores() // self.arguments.threads, 1)
+        row = folder.relative_to(self.output / "search")
         found: Mapping[str, Any] = search_options(
             search,
             config,
             folder,
-            starter=self.starter_here,
+            starter=self.starter,
             choice=self.study.choice,
-            processes=min(self.processes, here) if self.arguments.ray else self.processes,  # on this machine
-            threads=self.arguments.threads,
+            processes=self.processes,
             log=lambda text: self._print(f"{datetime.now():%H:%M:%S} {row}: {text}"),
         )
         options = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
@@ -213,28 +212,18 @@ class Conductor:
     # ------------------------------------------------------------------ where runs take place
 
     @cached_property
-    def starter_here(self) -> Starter:
-        """Starts processes on this machine."""
-        return local_starter(self.arguments.threads)
-
-    @cached_property
     def starter(self) -> Starter:
-        """Starts the runs."""
-        if not self.arguments.ray:
-            return self.starter_here
-        from pfl_lightning.jobs.processes import RayStarter
-
-        return RayStarter(self.arguments.ray, self.arguments.threads, self.arguments.gpus)
+        """Starts processes."""
+        return local_starter(self.arguments.threads)
 
     @cached_property
     def processes(self) -> int:
         """How many runs are under way at once."""
         if self.arguments.processes is not None:
             return int(self.arguments.processes)
-        found = max(int(getattr(self.starter, "cores", cores())) // int(self.arguments.threads), 1)
-        if self.arguments.ray or found <= RUNS_OF_A_GPU:
-            return found
-        if all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self._asked_runs()):
+        found = max(cores() // int(self.arguments.threads), 1)
+        on_cpus = all(option_of(run.config, "trainer.accelerator") == "cpu" for run in self._asked_runs())
+        if found <= RUNS_OF_A_GPU or on_cpus:
             return found
         import torch  # a command that needs no GPU starts without it
 

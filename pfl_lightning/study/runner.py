@@ -205,14 +205,12 @@ class Runner:
         starter: Starts their processes.
         display: Is told what happens, by the methods of a :class:`~pfl_lightning.study.display.Display`.
         processes: How many run at once.
-        threads: Threads of each.
         retry: How often a run that failed is tried again; one whose options were refused would fail again.
     """
 
     starter: Starter
     display: Any
     processes: int = 1
-    threads: int = 1
     retry: int = 0
     _waiting: deque[Run] = field(default_factory=deque, init=False)  # for another command, or to be tried again
     _active: dict[Job, tuple[Run, RunLock]] = field(default_factory=dict, init=False)
@@ -274,7 +272,7 @@ class Runner:
                     f"{run.name} was made meanwhile by another command with other options ({changed}); give one of the "
                     "commands another --output"
                 )
-            job = None if state_of(run) is RunState.DONE else run_job(run, self.threads)
+            job = None if state_of(run) is RunState.DONE else run_job(run)
         except BaseException:
             lock.release()
             raise
@@ -309,7 +307,7 @@ class Runner:
         return done
 
 
-def run_job(run: Run, threads: int) -> Job:
+def run_job(run: Run) -> Job:
     """The job that starts or resumes a run; its config is written.
 
     What is there of a run without a checkpoint is moved aside, with what somebody has made beside it by hand: the
@@ -317,7 +315,6 @@ def run_job(run: Run, threads: int) -> Job:
 
     Args:
         run: The run.
-        threads: Threads of its process.
     """
     checkpoint = last_checkpoint(run)
     for version in RunFolder(run.folder).versions() if checkpoint is None else ():
@@ -329,4 +326,4 @@ def run_job(run: Run, threads: int) -> Job:
     callback = {"class_path": PROGRESS_FILE, "init_args": {"path": str(run.progress_file)}}
     argv += [f"--trainer.callbacks+={json.dumps(callback)}"]
     argv += ["--ckpt_path", str(checkpoint)] if checkpoint is not None else []
-    return Job(tuple(argv), run.log, threads)
+    return Job(tuple(argv), run.log)

@@ -39,7 +39,6 @@ def search_options(
     starter: Starter | None = None,
     choice: str = "last",
     processes: int = 1,
-    threads: int = 1,
     log: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The options with the highest mean validation accuracy (``val_accuracy/mean``); test parts are never evaluated.
@@ -55,7 +54,6 @@ def search_options(
         starter: Starts the trials; by default on this machine.
         choice: ``"last"`` for the accuracy of the last evaluated round, otherwise the highest one of a round.
         processes: Trials at once.
-        threads: Threads of each.
         log: Prints a line about each trial that ends.
 
     Returns:
@@ -67,7 +65,7 @@ def search_options(
     check_searched(config)
     folder.mkdir(parents=True, exist_ok=True)
     trials = _Trials(search, config, folder, choice, log)
-    trials.runner = Runner(starter or local_starter(threads), trials, processes, threads)
+    trials.runner = Runner(starter or local_starter(1), trials, processes)
     trials.runner.play(trials.ask())
     return trials.report()
 

@@ -159,10 +159,10 @@ def test_nothing_remains_where_the_command_is_killed(starter, tmp_path):
 def test_where_processes_cannot_be_copied_each_job_starts_afresh(monkeypatch):
     assert isinstance(local_starter(1), WarmStarter)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert local_starter(1) is LocalProcess
+    assert local_starter(3).func is LocalProcess
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.delattr(os, "fork")
-    assert local_starter(1) is LocalProcess
+    assert local_starter(3).keywords == {"threads": 3}
 
 
 NO_GPU = """

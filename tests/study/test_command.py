@@ -265,6 +265,7 @@ def test_the_report_alone(tmp_path, play, capsys):
         (["tiny.yaml", "--trainr.max_epochs", "2"], "--trainr.max_epochs: did you mean --trainer.max_epochs?"),
         (["tiny.yaml", "--rounds", "3"], "unknown option --rounds: did you mean --trainer.max_epochs?"),
         (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
+        (["tiny.yaml", "--ray", "auto"], "unknown option --ray: give the same command on each machine"),
         (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
         (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
         (["tiny.yaml", "--run_dir", "x"], "runs go on by themselves, and its folder is --output"),
@@ -544,14 +545,13 @@ def test_a_folder_of_the_trainer_moves_no_run(tmp_path, play):
     assert play(path, "--trainer.profiler", "simple", "--trainer.log_every_n_steps", "5") == (0, [])
 
 
-def test_a_search_says_first_how_much_it_is_and_uses_local_cores(tmp_path, play, monkeypatch, capsys):
+def test_a_search_says_first_how_much_it_is_and_runs_as_many_trials_at_once(tmp_path, play, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
         "pfl_lightning.study.tuner.search_options", lambda *args, **options: asked.append(options) or {}
     )
-    monkeypatch.setattr(conduct, "cores", lambda: 2)
-    monkeypatch.setattr("pfl_lightning.jobs.processes.RayStarter", lambda *args: PretendedStarter())
-    play(write_study(tmp_path, search=SEARCH), "--ray", "auto", "--processes", "64")
+    monkeypatch.setattr(conduct, "cores", lambda: 4)
+    play(write_study(tmp_path, search=SEARCH), "--threads", "2")
     assert "searching options of FedPer: 3 trials of 2 rounds each come first\n" in capsys.readouterr().out
     assert asked[0]["processes"] == 2
 

@@ -197,7 +197,7 @@ def test_the_command_of_a_run_has_its_folder_whatever_its_name(tmp_path):
     study = read_study(write_study(tmp_path))
     for name in ("one: two", "{1} #, [x]"):
         run = plan_runs(study, plan_cells(study), tmp_path / name)[0]
-        words = [word for word in run_job(run, 1).argv if "callbacks" in word]
+        words = [word for word in run_job(run).argv if "callbacks" in word]
         parser = ArgumentParser()  # as that of the command line
         parser.add_argument("--trainer.callbacks", type=list[L.Callback])
         assert parser.parse_args(words).trainer.callbacks[0].init_args.path == str(run.progress_file)

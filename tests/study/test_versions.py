@@ -54,7 +54,7 @@ def test_a_run_without_a_checkpoint_starts_over_in_a_folder_of_its_own(run):
     version = made(run, 0, as_saved(run))
     (version / "checkpoints" / "last.ckpt").unlink()
     made(run, 1, as_saved(run, model__method__init_args__lr=0.5))
-    run_job(run, 1)
+    run_job(run)
     assert finished_folder(run) is last_checkpoint(run) is None  # not what somebody has tried
     assert (run.folder / "set_aside_1" / "results.json").is_file()
 
