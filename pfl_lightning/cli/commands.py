@@ -28,7 +28,6 @@ TRAINER_COMMANDS = {
 OTHER_COMMANDS = {
     "methods": ("pfl_lightning.cli.methods:print_methods", "list methods, objectives and encoders"),
     "compare": ("pfl_lightning.cli.compare:compare", "compare finished runs: a table and learning curves"),
-    "tensorboard": ("pfl_lightning.cli.compare:tensorboard", "show runs in TensorBoard"),
     "study": ("pfl_lightning.study.command:study", "run a study file: methods, settings, seeds; one table"),
     "reproduce": ("pfl_lightning.study.command:reproduce", "run a study that ships, such as a paper's table"),
 }

@@ -1,4 +1,4 @@
-"""Commands for finished runs: ``pfl compare`` and ``pfl tensorboard``."""
+"""``pfl compare``: tables of finished runs."""
 
 from __future__ import annotations
 
@@ -108,27 +108,3 @@ def compare_parser() -> argparse.ArgumentParser:
     forms = "which of comparison.md, .csv, .tex, .png and .html (default: all)"
     add("--format", nargs="+", choices=FORMATS, default=list(FORMATS), help=forms)
     return parser
-
-
-def tensorboard(args: Sequence[str]) -> None:
-    """``pfl tensorboard RUN [options of tensorboard]``: start TensorBoard on the folder of a run, until Ctrl-C.
-
-    Raises:
-        ConfigurationError: No run is given, or it has no event files.
-    """
-    usage = "pfl tensorboard RUN [options of tensorboard, such as --port 6007]"
-    if args and args[0] in ("-h", "--help"):
-        print(f"usage: {usage}\n\nRUN is a run_dir (all its versions), a version_N, or a folder of several.")
-        return
-    if not args or args[0].startswith("-"):
-        raise UsageError(f"give the folder of a run: {usage}")
-    if next(Path(args[0]).rglob("events.out.tfevents.*"), None) is None:
-        raise ConfigurationError(
-            f"no TensorBoard event files in {args[0]}: no such folder, or the run had no such logger"
-        )
-    from tensorboard import default
-    from tensorboard.program import TensorBoard
-
-    program = TensorBoard(default.get_plugins())
-    program.configure(["tensorboard", "--logdir", *args])
-    program.main()

@@ -47,7 +47,7 @@ _OUTPUT = {"export": "clients", "predict": "predictions"}
 
 DESCRIPTION = """Personalized federated learning on PyTorch Lightning.
 Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists the methods,
-`pfl compare RUN...` compares finished runs, `pfl tensorboard RUN` shows one."""
+`pfl compare RUN...` compares finished runs, `tensorboard --logdir RUN` shows one."""
 
 
 class FederatedCLI(LightningCLI):

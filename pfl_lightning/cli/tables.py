@@ -40,7 +40,7 @@ def print_fit(trainer: Any, federation: Federation) -> None:
         Console().print(fit_table(federation, writer))
         print(f"Results: {folder}/results.json, clients.csv")
         if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-            print(f"TensorBoard: pfl tensorboard {folder.parent}")
+            print(f"TensorBoard: tensorboard --logdir {folder.parent}")
         return
     every, last = trainer.check_val_every_n_epoch, last_checkpoint(folder)
     why = f" (check_val_every_n_epoch is {every}, and the run has {trainer.current_epoch} rounds)"

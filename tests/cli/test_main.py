@@ -25,7 +25,7 @@ print(sorted({{"torch", "lightning", "torchvision", "sklearn"}} & set(sys.module
 @pytest.mark.parametrize(
     "words",
     [
-        *("--help", "--version", "fit --help", "compare --help", "tensorboard --help", "methods --help"),
+        *("--help", "--version", "fit --help", "compare --help", "methods --help"),
         *("study --help", "reproduce"),
     ],
 )
@@ -97,7 +97,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"pfl_lightning {pfl_lightning.__version__}\n"
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("ft", "fit"), ("tensorbord", "tensorboard"), ("method", "methods")])
+@pytest.mark.parametrize(("typed", "meant"), [("ft", "fit"), ("compar", "compare"), ("method", "methods")])
 def test_a_misspelt_subcommand(capsys, typed, meant):
     with pytest.raises(SystemExit, match="2"):
         main([typed, "--config", "x.yaml"])
