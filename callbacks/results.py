@@ -308,6 +308,11 @@ class ResultsWriter(L.Callback):
         self._counted = tuple(state_dict["counted"])
 
 
+def results_writer(trainer: L.Trainer) -> ResultsWriter | None:
+    """The writer among a Trainer's callbacks."""
+    return next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
+
+
 def _attacks(trainer: L.Trainer) -> list[Attack]:
     """The callback that lets clients lie, where there is one."""
     return [one for one in trainer.callbacks if isinstance(one, Attack)]  # type: ignore[attr-defined]

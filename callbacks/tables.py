@@ -10,7 +10,7 @@ import lightning as L
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.callbacks.results import ResultsWriter, results_writer
 from pfl_lightning.callbacks.run_facts import score_name
 from pfl_lightning.data import names_of
 from pfl_lightning.errors import ConfigurationError
@@ -65,8 +65,7 @@ def results_table(trainer: L.Trainer) -> str:
     Raises:
         ConfigurationError: The Trainer has no ResultsWriter, or nothing was evaluated.
     """
-    callbacks = cast(list[L.Callback], trainer.callbacks)  # type: ignore[attr-defined]
-    writer = next((callback for callback in callbacks if isinstance(callback, ResultsWriter)), None)
+    writer = results_writer(trainer)
     if writer is None or not writer.chosen:
         lacks = "has no ResultsWriter among its callbacks" if writer is None else "has evaluated no round yet"
         raise ConfigurationError(f"there are no results to show: the Trainer {lacks}")

@@ -210,13 +210,12 @@ def test_a_bound_of_weights_where_none_travel():
         run(FedProto, store={"robust": NormClipping(1.0)})
 
 
-def test_more_than_the_memory(monkeypatch):
-    monkeypatch.setattr("pfl_lightning.robust.rules.memory_of", lambda device: 1000.0)
-    with pytest.raises(
-        ConfigurationError, match=r"holds the 5 updates of a round, .* GB of weights, and cpu has 1e-06 GB"
-    ):
-        run(METHOD, store={"robust": MultiKrum(1)})
-    run(METHOD, store={"robust": NormClipping(1.0)})  # holds nothing
+@pytest.mark.parametrize(("rule", "holds"), [(MultiKrum(1), True), (NormClipping(1.0), False)])
+def test_a_rule_says_what_it_holds(monkeypatch, rule, holds):
+    said = []
+    monkeypatch.setattr("pfl_lightning.robust.rules.rank_zero_info", said.append)
+    run(METHOD, store={"robust": rule})
+    assert [text.partition(",")[0] for text in said] == ["MultiKrum holds the 5 updates of a round"] * holds
 
 
 def test_a_rule_and_privacy_exclude_each_other():

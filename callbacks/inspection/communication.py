@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import lightning as L
 import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure
+from pfl_lightning.callbacks.results import results_writer
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
-from pfl_lightning.metrics import summarize
+from pfl_lightning.runs.results import HistoryEntry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,8 +24,8 @@ class Communication(InspectionCallback):
 
     :class:`~pfl_lightning.callbacks.FederatedLoop` always logs the cumulative ``bytes/up_<kind>`` and
     ``bytes/down_<kind>``. This callback adds ``bytes/up``, ``bytes/down`` and ``bytes/total`` in every round. Every
-    ``every_n_rounds`` rounds, it draws the mean test accuracy against all bytes so far, since methods whose messages
-    differ in size cannot be compared by rounds. The curve continues after a resume.
+    ``every_n_rounds`` rounds, with a :class:`~pfl_lightning.callbacks.ResultsWriter`, it draws the mean test accuracy
+    against all bytes so far, since methods whose messages differ in size cannot be compared by rounds.
 
     Args:
         every_n_rounds: Rounds between two figures.
@@ -38,68 +39,44 @@ class Communication(InspectionCallback):
         }
     }
 
-    def __init__(self, every_n_rounds: int = 10, dirpath: str | None = None) -> None:
-        super().__init__(every_n_rounds, dirpath)
-        self.history: list[dict[str, Any]] = []  # round, bytes up and down so far, mean accuracy or None
-        self._loaded = False
-
-    def before_fit(self, trainer: L.Trainer, federation: Federation) -> None:
-        """Clear the history, unless it comes from a checkpoint, or an earlier fit that goes on."""
-        if not self._loaded and not trainer.current_epoch:
-            self.history = []
-        self._loaded = False
-
-    # After the evaluation, so that a checkpoint of the best round, which is written then, has the round in it.
-    def after_evaluation(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
-        """Record the accuracy."""
-        scores = federation.test_scores or federation.validation_scores
-        novel = set(federation.data.novel)
-        known = {client: score.accuracy for client, score in scores.items() if not math.isnan(score.accuracy)}
-        own = {client: accuracy for client, accuracy in known.items() if client not in novel}
-        self._note(trainer, round, summarize(own).mean if own else None)
-
     def after_round(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Log the totals."""
-        if not self.history or self.history[-1]["round"] != round:
-            self._note(trainer, round, None)
-        up, down = float(self.history[-1]["up"]), float(self.history[-1]["down"])
+        traffic = loop_of(trainer).traffic
+        up, down = (float(sum(way.values())) for way in (traffic.up, traffic.down))
         self.recorder.scalars({"bytes/up": up, "bytes/down": down, "bytes/total": up + down}, round)
-
-    def _note(self, trainer: L.Trainer, round: int, accuracy: float | None) -> None:
-        loop = loop_of(trainer)
-        up, down = sum(loop.traffic.up.values()), sum(loop.traffic.down.values())
-        self.history = [point for point in self.history if point["round"] < round]
-        self.history.append({"round": round, "up": up, "down": down, "accuracy": accuracy})
 
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw accuracy against bytes, once there is any."""
-        if any(point["accuracy"] is not None for point in self.history):
+        writer = results_writer(trainer)
+        if writer is not None and writer.chosen:
             neighbors = federation.clients.models[0].uses_knn_evaluation()
             score = "nearest-neighbor score" if neighbors else "accuracy"
-            figure = draw_accuracy_by_bytes(self.history, federation.method_name, score)
+            figure = draw_accuracy_by_bytes(writer.history, federation.method_name, score)
             self.recorder.figure("accuracy_by_bytes", figure, round)
 
-    def state_dict(self) -> dict[str, Any]:
-        """History for the checkpoint."""
-        return {"history": [dict(point) for point in self.history]}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the history from a checkpoint."""
-        self.history, self._loaded = list(state_dict["history"]), True
+def draw_accuracy_by_bytes(history: Sequence[HistoryEntry], name: str, score: str = "accuracy") -> Figure:
+    """Plot of the mean test or else validation accuracy, or of another score, against the bytes up, down and in total.
 
-
-def draw_accuracy_by_bytes(history: list[dict[str, Any]], name: str, score: str = "accuracy") -> Figure:
-    """Plot of the accuracy, or of another score, against the bytes up, down and in total."""
-    points = [point for point in history if point["accuracy"] is not None]
-    accuracy = [100 * point["accuracy"] for point in points]
-    sizes = {way: [point[way] for point in points] for way in ("up", "down")}
-    sizes["up and down"] = [point["up"] + point["down"] for point in points]
-    largest = max(max(sizes["up and down"]), 1)
+    Args:
+        history: The rounds, in order.
+        name: Title of the plot.
+        score: What is called accuracy.
+    """
+    means = [entry.validation if entry.test is None else entry.test for entry in history]
+    known = [place for place, mean in enumerate(means) if mean is not None]
+    accuracy = 100 * np.array(means, dtype=np.float64)[known]
+    sizes = {
+        "up": np.cumsum([entry.bytes_up or 0 for entry in history])[known],
+        "down": np.cumsum([entry.bytes_down or 0 for entry in history])[known],
+    }
+    sizes["up and down"] = sizes["up"] + sizes["down"]
+    largest = max(sizes["up and down"].max(), 1)
     power = min(int(np.log10(largest)) // 3, 4)
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
     for label, values in sizes.items():
-        axes.plot([value / 1000**power for value in values], accuracy, marker=".", label=label)
+        axes.plot(values / 1000**power, accuracy, marker=".", label=label)
     unit = ("bytes", "kB", "MB", "GB", "TB")[power]
     axes.set(xlabel=f"{unit} so far", ylabel="mean over clients, %", title=f"{name}: {score} by bytes")
     axes.grid(alpha=0.3)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.callbacks.inspection.figures import new_figure, thin_ticks
-from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.callbacks.results import results_writer
 from pfl_lightning.datamodules import partition_figure
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
@@ -102,7 +102,7 @@ class ClientAccuracy(InspectionCallback):
         """Log the histograms."""
         for name, scores in self._groups(federation):
             self.recorder.histogram(f"clients/{name}", list(scores.values()), EDGES, round)
-        writer = next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
+        writer = results_writer(trainer)
         rows = [] if writer is None else read_curves(writer.folder(trainer))
         figure = new_figure(6, 4)
         if draw_clients(figure.subplots(), rows) or draw_clients(figure.gca(), rows, "validation"):

@@ -89,17 +89,10 @@ class Recorder:
             if isinstance(logger, TensorBoardLogger):
                 from torch.utils.tensorboard.summary import hparams
 
-                for summary in hparams(dict(values), dict.fromkeys(metrics, 0.0))[:2]:
+                for summary in hparams(dict(values), dict.fromkeys(metrics, 0.0)):
                     logger.experiment._get_file_writer().add_summary(summary)
             else:
                 logger.log_hyperparams(dict(values))
-
-    def finished(self) -> None:
-        """Mark the run as finished in TensorBoard's HPARAMS tab."""
-        for writer in self._boards():
-            from torch.utils.tensorboard.summary import hparams
-
-            writer._get_file_writer().add_summary(hparams({}, {})[2])
 
     def layout(self, charts: Mapping[str, Mapping[str, list[Any]]]) -> None:
         """Group scalars into charts in TensorBoard; other loggers do not support it."""

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
-from pfl_lightning.callbacks.results import ResultsWriter
+from pfl_lightning.callbacks.results import results_writer
 from pfl_lightning.callbacks.run_facts import constructor_parameters
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
@@ -46,11 +46,10 @@ class RunSettings(InspectionCallback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the final metrics."""
-        writer = next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
+        writer = results_writer(trainer)
         if writer is not None and self._round is not None:
             finals = {f"final/{choice}": summary.mean for choice, summary in writer.summaries().items()}
             self.recorder.scalars(finals, self._round)
-            self.recorder.finished()
 
 
 def settings_of(trainer: L.Trainer, federation: Federation) -> dict[str, Setting]:

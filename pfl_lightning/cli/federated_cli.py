@@ -155,7 +155,7 @@ class FederatedCLI(LightningCLI):
             warnings.warn(
                 f"pfl {self.subcommand} without --ckpt_path {does} a model that was not trained", stacklevel=2
             )
-        if self.subcommand != "fit":  # an evaluation needs no state of Communication
+        if self.subcommand != "fit":  # an evaluation needs no state of callbacks of fits
             warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         if "weights_only" in config and config.weights_only is None:
             config.weights_only = True

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 
-from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning.callbacks.results import results_writer
 from pfl_lightning.callbacks.run_facts import Part, evaluated, further_metrics, run_facts, score_name
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.data import names_of
@@ -31,7 +31,7 @@ def print_fit(trainer: Any, federation: Federation) -> None:
     """Print a training's accuracies and where they are saved; or that it has none, and how to get them."""
     if trainer.fast_dev_run:
         return
-    writer = _results_writer(trainer)
+    writer: Any = results_writer(trainer)  # the command line adds one
     folder = writer.folder(trainer)
     if federation.mechanism is not None:
         spent = federation.mechanism.facts()
@@ -54,7 +54,8 @@ def print_fit(trainer: Any, federation: Federation) -> None:
 def print_evaluation(trainer: Any, federation: Federation, name: Literal["test", "validate"]) -> None:
     """Print the accuracies of ``pfl test`` or ``pfl validate`` and where they are saved."""
     part: Part = "test" if name == "test" else "validation"
-    folder = _results_writer(trainer).folder(trainer)
+    writer: Any = results_writer(trainer)
+    folder = writer.folder(trainer)
     limit = "limit_test_batches" if part == "test" else "limit_val_batches"
     if not _scores(federation, part):
         none = f"{limit} is 0" if getattr(trainer, limit) == 0 else f"No client has a {part} part"
@@ -74,10 +75,6 @@ def print_personalization(trainer: Any, federation: Federation, folder: Path) ->
     print(f"Results: {folder}/personalized.json, personalized.csv")
     if kept is not None:
         print(f"Those of an earlier personalization are kept: {kept}")
-
-
-def _results_writer(trainer: Any) -> ResultsWriter:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, ResultsWriter))
 
 
 def _scores(federation: Federation, part: Part) -> Mapping[int, EvalMetrics]:
