@@ -42,7 +42,6 @@ MODULES = {
     "pfl_lightning.state.checkpoints": "Checkpoints",
     "pfl_lightning.report": "Reports of finished runs",
     "pfl_lightning.cli": "Command line",
-    "pfl_lightning.study": "Studies",
 }
 """Modules of the reference and their titles. A name is described in the first of them that offers it."""
 

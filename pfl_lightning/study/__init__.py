@@ -11,21 +11,3 @@
 ``searches``, ``tuner``                  rows whose options are searched; the search and its trials with optuna
 =======================================  ==========================================================================
 """
-
-from pfl_lightning.study.options import merge, with_option
-from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
-from pfl_lightning.study.reader import Dimension, Published, Search, Study, read_study
-
-__all__ = [
-    "Cell",
-    "Dimension",
-    "Published",
-    "Run",
-    "Search",
-    "Study",
-    "merge",
-    "plan_cells",
-    "plan_runs",
-    "read_study",
-    "with_option",
-]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.runs.config import same_options
+from pfl_lightning.runs.config import is_below
 from pfl_lightning.runs.lock import wait_for_lock
-from pfl_lightning.study.options import Config, as_read, option_of, with_options, write_yaml
+from pfl_lightning.study.options import Config, option_of, with_options, write_yaml
 from pfl_lightning.study.plan import Cell, seeded
 from pfl_lightning.study.reader import Search, Study
 from pfl_lightning.study.runner import flat_options
-
-BEST = "best.yaml"
-"""The options that the newest search of a cell has found, with what was searched."""
 
 
 class NoTrialError(ConfigurationError):
@@ -58,10 +57,9 @@ def search_row(
     with wait_for_lock(folder):
         options = _answer(study, cell, folder)
         if options is None:
-            options = dict(search(cell.search, _first(study, cell), folder))
-            if (path := folder / BEST).is_file():  # of another search, which is found again where it is asked for
-                path.rename(folder / f"best_{len(list(folder.glob('best_*.yaml'))) + 1}.yaml")
-            write_yaml(path, {"options": options, **_asked(study, cell)})
+            first = seeded(cell.config, study.seeds[0], study.seed_options)
+            options = dict(search(cell.search, first, folder))
+            write_yaml(folder / _file_name(study, cell, study.seeds[0]), options)
     return options
 
 
@@ -69,37 +67,27 @@ def _with(cell: Cell, options: Mapping[str, Any]) -> Cell:
     return replace(cell, config=with_options(cell.config, options.items()), waits=False)
 
 
-def _first(study: Study, cell: Cell) -> Config:
-    """The config of a cell's search, which takes the first seed alone."""
-    return seeded(cell.config, study.seeds[0], study.seed_options)
+def digest(search: Search, config: Config, choice: str) -> str:
+    """What tells searches apart that lie in one folder; more trials, data elsewhere or a personalization tell none."""
+    space = {path: vars(one) for path, one in search.space.items()}
+    options = {path: value for path, value in flat_options(config).items() if not is_below(path, "personalize")}
+    asked = [space, search.seed, search.prune, options, choice == "last"]
+    text = json.dumps(asked, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _asked(study: Study, cell: Cell) -> dict[str, Any]:
-    """What is searched, as it is read again: a number in quotes, say, is written without them."""
+def _file_name(study: Study, cell: Cell, seed: int) -> str:
+    """The file of the options that a search of a cell by one of the study's seeds has found."""
     assert cell.search is not None
-    search = {key: value for key, value in asdict(cell.search).items() if key != "own"}
-    asked: dict[str, Any] = as_read({"search": search, "choice": study.choice, "config": _first(study, cell)})
-    return asked
+    asked = digest(cell.search, seeded(cell.config, seed, study.seed_options), study.choice)
+    return f"best-{asked}-{cell.search.trials}.yaml"
 
 
 def _answer(study: Study, cell: Cell, folder: Path) -> Mapping[str, Any] | None:
-    """What a search for the same has found before, the newest one or an earlier one; ``None`` for none.
-
-    It was of one of the study's seeds, and its data may lie elsewhere. Rows that are searched beside it make no
-    difference, nor which choice other than the last round it was for.
-    """
-    for path in (folder / BEST, *sorted(folder.glob("best_*.yaml"))):
-        known = read_yaml(path) if path.is_file() else None
-        if not isinstance(known, Mapping) or not isinstance(known.get("search"), Mapping):
-            continue  # of no search, or damaged
-        asked = _asked(study, cell)
-        same = {**known["search"], "methods": None} == {**asked["search"], "methods": None}
-        if not same or (known.get("choice") == "last") != (asked["choice"] == "last"):
-            continue
-        before = flat_options(known.get("config") or {})
-        configs = (flat_options(seeded(asked["config"], seed, study.seed_options)) for seed in study.seeds)
-        if any(same_options(before, config) for config in configs):
-            options: Mapping[str, Any] = known["options"]
+    """What a search for the same, by one of the study's seeds, has found before; ``None`` for none."""
+    for path in (folder / _file_name(study, cell, seed) for seed in study.seeds):
+        options = read_yaml(path) if path.is_file() else None
+        if isinstance(options, Mapping):
             return options
     return None
 

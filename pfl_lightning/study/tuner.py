@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Starter
 from pfl_lightning.jobs.warm import local_starter
-from pfl_lightning.runs.config import is_below
 from pfl_lightning.state.files import replace_file
 from pfl_lightning.study.options import Config, option_of, with_option, with_options
 from pfl_lightning.study.plan import Cell, Run, in_folder
 from pfl_lightning.study.reader import Dimension, Search
-from pfl_lightning.study.runner import Runner, finished_folder, flat_options, read_progress
-from pfl_lightning.study.searches import NoTrialError, check_searched
+from pfl_lightning.study.runner import Runner, finished_folder, read_progress
+from pfl_lightning.study.searches import NoTrialError, check_searched, digest
 
 if TYPE_CHECKING:
     import optuna
@@ -75,15 +74,6 @@ def without_tests(config: Config) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key != "personalize"}
     callback = {"class_path": "pfl_lightning.study.callbacks.ValidationOnly"}
     return with_option(kept, "trainer.callbacks+", callback)
-
-
-def digest(search: Search, config: Config, choice: str) -> str:
-    """What tells searches apart that lie in one folder; more trials, data elsewhere or a personalization tell none."""
-    space = {path: vars(one) for path, one in search.space.items()}
-    options = {path: value for path, value in flat_options(config).items() if not is_below(path, "personalize")}
-    asked = [space, search.seed, search.prune, options, choice == "last"]
-    text = json.dumps(asked, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class _Trials:

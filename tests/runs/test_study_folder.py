@@ -9,7 +9,8 @@ from _helpers.studies import write_study
 from pfl_lightning.report import read_run
 from pfl_lightning.report.grouping import group_runs
 from pfl_lightning.runs.folder import StudyPlace, study_place
-from pfl_lightning.study import plan_cells, plan_runs, read_study
+from pfl_lightning.study.plan import plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 
 DATA = {"few": {"fingerprint": "sha256:d"}, "many": {"fingerprint": "sha256:e"}}
 

@@ -7,8 +7,9 @@ import pytest
 from _helpers.studies import write_study
 from rich.console import Console
 
-from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.display import Display
+from pfl_lightning.study.plan import plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import pytest
 from _helpers.pretended_study import after_a_round
 from _helpers.studies import METHODS, write_study
 
-from pfl_lightning.study import plan_cells, plan_runs, read_study
+from pfl_lightning.study.plan import plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 from pfl_lightning.study.runner import RunState, claim, state_of
 
 TESTS = Path(__file__).parents[1]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pfl_lightning.study import merge, with_option
-from pfl_lightning.study.options import option_of
+from pfl_lightning.study.options import merge, option_of, with_option
 
 
 def test_mappings_are_merged_key_by_key_and_lists_are_replaced():

@@ -4,8 +4,9 @@ import pytest
 from _helpers.studies import write_study
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.options import option_of
+from pfl_lightning.study.plan import plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 
 
 def planned(tmp_path, words=(), **keys):

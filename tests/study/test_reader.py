@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.study import Dimension, read_study
+from pfl_lightning.study.reader import Dimension, read_study
 
 FILE = """
 title: Two methods

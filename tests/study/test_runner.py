@@ -13,8 +13,9 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
 from pfl_lightning.jobs.supervision import StoppedError
 from pfl_lightning.runs.lock import RunLock
-from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.options import with_option, write_yaml
+from pfl_lightning.study.plan import plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 from pfl_lightning.study.runner import Runner, RunState, changed_options, run_job, state_of
 
 

@@ -22,7 +22,8 @@ from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import tuner as module
 from pfl_lightning.study.options import option_of, with_option
 from pfl_lightning.study.reader import Dimension, Search
-from pfl_lightning.study.tuner import bound_notes, digest, search_options, without_tests
+from pfl_lightning.study.searches import digest
+from pfl_lightning.study.tuner import bound_notes, search_options, without_tests
 
 LR, ENCODER = "model.method.init_args.lr", "model.encoder"
 SPACE = {LR: Dimension(low=1e-4, high=1.0, log=True), ENCODER: Dimension(choices=("mlp", ["mlp", "small_cnn"]))}

@@ -3,8 +3,9 @@
 import pytest
 from _helpers.studies import finish, write_study
 
-from pfl_lightning.study import plan_cells, plan_runs, read_study
 from pfl_lightning.study.options import with_option, write_yaml
+from pfl_lightning.study.plan import plan_cells, plan_runs
+from pfl_lightning.study.reader import read_study
 from pfl_lightning.study.runner import RunState, difference, finished_folder, last_checkpoint, run_job, state_of
 
 OF_A_STUDY = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile", "init_args": {"path": "p.json"}}]
