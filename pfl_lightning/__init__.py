@@ -33,6 +33,7 @@ Throughout
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported by __getattr__ when they are asked for: `pfl --help` needs no torch
@@ -91,24 +92,7 @@ _HOMES = {
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-_MODULES = frozenset(
-    (
-        *("callbacks", "checks", "cli", "client", "data", "datamodules", "drop_in", "encoders", "engines", "errors"),
-        *(
-            "federation",
-            "functional",
-            "messages",
-            "methods",
-            "metrics",
-            "options",
-            "phases",
-            "privacy",
-            "round",
-            "seeding",
-        ),
-        *("report", "robust", "self_supervised", "server", "server_optimizers", "state", "study"),
-    )
-)
+_MODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
 """Modules that need no import statement of their own."""
 
 

@@ -12,22 +12,6 @@
 =======================================  ==========================================================================
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from pfl_lightning.cli.main import main
 
-if TYPE_CHECKING:  # imported by __getattr__ when it is asked for: `pfl --help` needs no Lightning
-    from pfl_lightning.cli.federated_cli import FederatedCLI
-
-__all__ = ["FederatedCLI", "main"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import ``FederatedCLI`` when it is first used (PEP 562)."""
-    if name != "FederatedCLI":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pfl_lightning.cli.federated_cli import FederatedCLI
-
-    return FederatedCLI
+__all__ = ["main"]

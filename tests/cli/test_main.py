@@ -8,8 +8,9 @@ from contextlib import suppress
 import pytest
 
 import pfl_lightning
-from pfl_lightning.cli import FederatedCLI, main
+from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
+from pfl_lightning.cli.federated_cli import FederatedCLI
 
 PROGRAM = """
 import sys

@@ -5,8 +5,9 @@ import re
 import pytest
 from jsonargparse import ArgumentParser
 
-from pfl_lightning.cli import FederatedCLI, main
+from pfl_lightning.cli import main
 from pfl_lightning.cli.commands import TRAINER_COMMANDS, short_help
+from pfl_lightning.cli.federated_cli import FederatedCLI
 from pfl_lightning.cli.messages import OF_CLASSES, OTHER_NAMES
 from pfl_lightning.cli.parser import all_options
 from pfl_lightning.datamodules import IID, Digits
