@@ -39,7 +39,6 @@ from pfl_lightning.runs.results import (
     Values,
     as_text,
     csv_text,
-    mean_of,
     values_by_metric,
     with_names,
 )
@@ -100,7 +99,7 @@ class ResultsWriter(L.Callback):
         validation, test = values["validation"]["accuracy"], values["test"]["accuracy"]
         further = {part: {n: own for n, own in found.items() if n != "accuracy"} for part, found in values.items()}
         judged = scores["validation"].keys() | scores["test"].keys()
-        means = mean_of(test) if test else None, mean_of(validation) if validation else None
+        means = summarize(test).mean if test else None, summarize(validation).mean if validation else None
         entry = self._add(trainer, len(judged), *means, further)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             add_to_curves(self.folder(trainer), entry.round, values)
@@ -135,7 +134,7 @@ class ResultsWriter(L.Callback):
         seconds, up, down = (total - counted for total, counted in zip(now, before, strict=True))
         loss = loop.loss if math.isfinite(loop.loss) else None
         known = (further or {}).items()
-        means = {part: {name: mean_of(own) for name, own in values.items() if own} for part, values in known}
+        means = {part: {name: summarize(own).mean for name, own in values.items() if own} for part, values in known}
         entry = HistoryEntry(round, clients, seconds, int(up), int(down), loss, test, validation, means, loop.clock)
         self.history = [row for row in self.history if row.round < round] + [entry]
         return entry

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.runs.config import PLACES, SETTINGS, apart, changes_training, is_below, leaves
+from pfl_lightning.runs.config import PLACES, SETTINGS, apart, changes_training, is_below, leaves, option_of
 from pfl_lightning.runs.files import CHANGES, CONFIG, damaged, newest_config, read_config, read_json
 from pfl_lightning.state.files import replace_file
 
@@ -150,8 +150,7 @@ def check_seed(run: Path, config: Mapping[str, Any]) -> None:
 
 
 def _seed(config: Mapping[str, Any]) -> int | None:
-    model = config.get("model")
-    own = model.get("seed") if isinstance(model, dict) else None
+    own = option_of(config, "model.seed")
     seed = config.get("seed_everything") if own is None else own
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 

@@ -48,11 +48,11 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
         {'model.method': 'FedAvg', 'model.method.lr': 0.1, 'rounds': 30, 'data': 'Digits', 'data.batch_size': 10}
     """
     found: dict[str, Any] = {"model.method": method}
-    if _at(config, "model.method") is None:
+    if option_of(config, "model.method") is None:
         found |= flatten("model.method", dict(arguments))
     found["rounds"] = rounds
     for name in SETTINGS:
-        value = _at(config, name)
+        value = option_of(config, name)
         if value is not None:
             found |= flatten(name, value)
     if found.get("model.method.lr_scheduler") is None:
@@ -60,7 +60,7 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
     else:
         found.setdefault("model.method.schedule", "restart")  # as it was before there was a choice
     found = {path: value for path, value in found.items() if path not in LATER or value != LATER[path]}
-    return found | _of_engine(_at(config, "model.engine")) | {"model.method": method}
+    return found | _of_engine(option_of(config, "model.engine")) | {"model.method": method}
 
 
 def _of_engine(engine: Any) -> dict[str, Any]:
@@ -97,10 +97,21 @@ def changes_training(option: str, *values: Any) -> bool:
     return of_an_engine and any(_is_set(name, value) for value in values)
 
 
-def _at(config: Mapping[str, Any], path: str) -> Any:
+def option_of(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """The value of an option.
+
+    Args:
+        config: A config.
+        path: Path of the option, with or without ``init_args``.
+        default: The answer where the config does not have it.
+    """
     value: Any = config
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping) and key not in value and "class_path" in value:
+            value = value.get("init_args")
+        value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if value is _MISSING:
+            return default
     return value
 
 

@@ -13,7 +13,7 @@ from pfl_lightning.checks import check_choice
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.changes import resumed_rounds, resumed_with
-from pfl_lightning.runs.config import find_seeds, flatten, run_options
+from pfl_lightning.runs.config import find_seeds, flatten, option_of, run_options
 from pfl_lightning.runs.files import (
     CLIENTS,
     CONFIG,
@@ -100,8 +100,7 @@ def read_run(folder: Path, choice: str = "last", metric: str = "accuracy") -> Fi
                 f"{path} has format {format}, this version of pfl_lightning reads format {FORMAT}: "
                 "pfl-lightning==0.3.0 reads format 1, a later version later ones"
             )
-        if metric != "accuracy":
-            content = _of_metric(path, content, metric)
+        content = _of_metric(path, content, metric)
         if trained:
             found = _trained(folder, content, choice, metric)
         else:  # clients were personalized from a model that was not trained
@@ -124,6 +123,8 @@ def read_run(folder: Path, choice: str = "last", metric: str = "accuracy") -> Fi
 
 def _of_metric(path: Path, content: dict[str, Any], metric: str) -> dict[str, Any]:
     """The content of a file of results with a metric in the place of accuracy."""
+    if metric == "accuracy":
+        return content
     measured = content.get("metrics") or {}
     if metric not in measured:
         raise ConfigurationError(
@@ -158,9 +159,8 @@ def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any], resumed: int | None) -> int:
     """The rounds that a finished run was to have, of its last resumption; it may have been ended early."""
-    played, trainer = int(results["rounds"]), config.get("trainer")
-    planned = trainer.get("max_epochs") if isinstance(trainer, Mapping) else None
-    planned = planned if resumed is None else resumed
+    played = int(results["rounds"])
+    planned = option_of(config, "trainer.max_epochs") if resumed is None else resumed
     if not results.get("finished", True) or not isinstance(planned, int) or isinstance(planned, bool):
         return played
     return max(planned, played)
@@ -202,9 +202,7 @@ def _tested_afterwards(
     path = folder / TEST
     if choice == "best_test" or not path.is_file():
         return None
-    content = read_json(path)
-    if metric != "accuracy":
-        content = _of_metric(path, content, metric)
+    content = _of_metric(path, read_json(path), metric)
     found = content["accuracy"]["last"] or {}
     wanted = results["rounds"] if choice == "last" and not chosen else chosen.get("round")  # where none was evaluated
     if not found.get("test") or found["round"] != wanted:
@@ -225,9 +223,7 @@ def _personalized(folder: Path, rounds: set[int] | None, metric: str) -> dict[st
     path = folder / PERSONALIZED
     if not path.is_file():
         return {}
-    content = read_json(path)
-    if metric != "accuracy":
-        content = _of_metric(path, content, metric)
+    content = _of_metric(path, read_json(path), metric)
     if rounds is not None and content.get("round") is not None and content["round"] not in rounds:
         warnings.warn(
             f"{folder}: its personalized accuracies are of round {content['round']}, after which the run went on to "

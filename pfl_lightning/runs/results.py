@@ -307,11 +307,6 @@ def with_names(rows: Sequence[Sequence[Any]], data: Any) -> list[list[Any]]:
     return [head, *rest] if not names else [[head[0], "name", *head[1:]], *([k, names[k], *own] for k, *own in rest)]
 
 
-def mean_of(values: Mapping[int, float]) -> float:
-    """Mean over clients of their accuracies; at least one."""
-    return summarize(values).mean
-
-
 def summary_of(
     values: Mapping[int, float], samples: Mapping[int, int], lower_is_better: bool = False
 ) -> dict[str, float | int | None] | None:

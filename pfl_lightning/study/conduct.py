@@ -20,9 +20,10 @@ from pfl_lightning.jobs.processes import cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, handled_signals
 from pfl_lightning.jobs.warm import local_starter
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.runs.config import option_of
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.study.display import Display, by_options, counted, print_tables
-from pfl_lightning.study.options import Config, option_of
+from pfl_lightning.study.options import Config
 from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.reader import Search, Study
 from pfl_lightning.study.runner import Runner, RunState, claim, difference, state_of, version_of

@@ -12,14 +12,13 @@ from typing import Any
 import yaml
 
 from pfl_lightning.cli.config_files import load_yaml
-from pfl_lightning.runs.config import KNOWN_PACKAGES, equal
+from pfl_lightning.runs.config import KNOWN_PACKAGES, equal, option_of
 from pfl_lightning.state.files import replace_file
 
 Config = Mapping[str, Any]
 """A config, as it stands in a YAML file."""
 
 _OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-_MISSING = object()
 
 
 def merge(below: Any, above: Any) -> Any:
@@ -73,24 +72,6 @@ def _is_other_class(below: Config, above: Config) -> bool:
         return True
     packages = [path.partition(".")[0] for path in paths if "." in path]
     return len(packages) > 1 and len({*paths}) > 1 and not (len({*packages}) == 1 and packages[0] in KNOWN_PACKAGES)
-
-
-def option_of(config: Config, path: str, default: Any = None) -> Any:
-    """The value of an option.
-
-    Args:
-        config: A config.
-        path: Path of the option, with or without ``init_args``.
-        default: The answer where the config does not have it.
-    """
-    value: Any = config
-    for key in path.split("."):
-        if isinstance(value, Mapping) and key not in value and "class_path" in value:
-            value = value.get("init_args")
-        value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
-        if value is _MISSING:
-            return default
-    return value
 
 
 def short_path(path: str) -> str:

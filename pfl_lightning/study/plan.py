@@ -11,18 +11,9 @@ from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
-from pfl_lightning.runs.config import short_names
+from pfl_lightning.runs.config import option_of, short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
-from pfl_lightning.study.options import (
-    Config,
-    has_value,
-    merge,
-    option_of,
-    short_path,
-    value_of,
-    with_option,
-    with_options,
-)
+from pfl_lightning.study.options import Config, has_value, merge, short_path, value_of, with_option, with_options
 from pfl_lightning.study.reader import Search, Study
 
 SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
@@ -251,9 +242,8 @@ def _check_folders(cells: Sequence[Cell]) -> None:
 
 def _metrics(config: Mapping[str, Any]) -> list[str]:
     """The further metrics that a config asks for, each by the name that results have."""
-    model = config.get("model")
-    own = model.get("metrics") if isinstance(model, Mapping) else None
-    return [str(name).rpartition(".")[2] for name in config.get("metrics") or own or ()]
+    asked = config.get("metrics") or option_of(config, "model.metrics") or ()
+    return [str(name).rpartition(".")[2] for name in asked]
 
 
 def _check_figures(study: Study, cells: Sequence[Cell]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from pfl_lightning.cli.config_files import read_yaml
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.runs.config import is_below
+from pfl_lightning.runs.config import is_below, option_of
 from pfl_lightning.runs.lock import wait_for_lock
-from pfl_lightning.study.options import Config, option_of, with_options, write_yaml
+from pfl_lightning.study.options import Config, with_options, write_yaml
 from pfl_lightning.study.plan import Cell, seeded
 from pfl_lightning.study.reader import Search, Study
 from pfl_lightning.study.runner import flat_options

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Starter
 from pfl_lightning.jobs.warm import local_starter
+from pfl_lightning.runs.config import option_of
 from pfl_lightning.state.files import replace_file
-from pfl_lightning.study.options import Config, option_of, with_option, with_options
+from pfl_lightning.study.options import Config, with_option, with_options
 from pfl_lightning.study.plan import Cell, Run, in_folder
 from pfl_lightning.study.reader import Dimension, Search
 from pfl_lightning.study.runner import Runner, finished_folder, read_progress

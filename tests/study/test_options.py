@@ -2,7 +2,8 @@
 
 import pytest
 
-from pfl_lightning.study.options import merge, option_of, with_option
+from pfl_lightning.runs.config import option_of
+from pfl_lightning.study.options import merge, with_option
 
 
 def test_mappings_are_merged_key_by_key_and_lists_are_replaced():

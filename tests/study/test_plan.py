@@ -4,7 +4,7 @@ import pytest
 from _helpers.studies import write_study
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.study.options import option_of
+from pfl_lightning.runs.config import option_of
 from pfl_lightning.study.plan import plan_cells, plan_runs
 from pfl_lightning.study.reader import read_study
 

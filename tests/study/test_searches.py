@@ -2,7 +2,7 @@
 
 from _helpers.studies import write_study
 
-from pfl_lightning.study.options import option_of
+from pfl_lightning.runs.config import option_of
 from pfl_lightning.study.plan import plan_cells
 from pfl_lightning.study.reader import read_study
 from pfl_lightning.study.searches import search_row, with_answers

@@ -10,8 +10,9 @@ import pytest
 
 import pfl_lightning
 from pfl_lightning.cli import main
+from pfl_lightning.runs.config import option_of
 from pfl_lightning.study.check import config_errors
-from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.options import with_option
 from pfl_lightning.study.plan import Cell, plan_cells, plan_runs
 from pfl_lightning.study.reader import read_study
 

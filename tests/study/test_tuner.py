@@ -18,9 +18,10 @@ pytest.importorskip("optuna")
 from pfl_lightning.cli import main
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.jobs import supervision
+from pfl_lightning.runs.config import option_of
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.study import tuner as module
-from pfl_lightning.study.options import option_of, with_option
+from pfl_lightning.study.options import with_option
 from pfl_lightning.study.reader import Dimension, Search
 from pfl_lightning.study.searches import digest
 from pfl_lightning.study.tuner import bound_notes, search_options, without_tests
