@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from functools import partial
@@ -163,7 +163,7 @@ def evaluation_files(trainer: L.Trainer, federation: Federation, loop: RoundLoop
     name = {"test": "test", "validation": "validate"}[part]
     text = as_text(_content(trainer, federation, loop, part))
     found = confusion_file(federation, f"{name}_")
-    return {f"{name}.json": text, f"{name}_clients.csv": _rows(federation, part), **found}
+    return {f"{name}.json": text, f"{name}_clients.csv": client_rows(federation, part), **found}
 
 
 def _content(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None, part: Part) -> dict[str, Any]:
@@ -194,19 +194,26 @@ def _content(trainer: L.Trainer, federation: Federation, loop: RoundLoop | None,
     }
 
 
-def _rows(federation: Federation, part: Part) -> str:
-    """A row for each client, with what a user's module has logged."""
+def client_rows(federation: Federation, part: Part, personalized: Collection[int] | None = None) -> str:
+    """A row of a CSV file for each client, with what a user's module has logged.
+
+    Args:
+        federation: The federation, which has been evaluated.
+        part: Which parts were evaluated.
+        personalized: Clients that have adapted their models, which has a column of its own, in the place of what was
+            logged; ``None`` for no personalization.
+    """
     scores = federation.test_scores if part == "test" else federation.validation_scores
-    novel = set(federation.data.novel)
-    logged = sorted({name for score in scores.values() for name in score.logged})
-    names, metrics = ["client", "novel", "train_samples", "rounds_trained"], [*federation.class_metrics]
+    novel, metrics = set(federation.data.novel), [*federation.class_metrics]
+    logged = sorted({name for score in scores.values() for name in score.logged}) if personalized is None else []
+    adapted = [] if personalized is None else ["personalized"]
     columns = [f"{part}_{name}" for name in ("samples", "accuracy", "loss", *metrics)]
-    rows: list[list[Any]] = [[*names, *columns, *logged]]
+    rows: list[list[Any]] = [["client", "novel", *adapted, "train_samples", "rounds_trained", *columns, *logged]]
     for client, score in scores.items():
+        known = [int(client in novel), *(int(client in (personalized or ())) for _ in adapted)]
         samples, rounds = len(federation.data.client_data(client).train), federation.rounds_trained[client]
         figures = (score.num_samples, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics))
-        own = (score.logged.get(name, "") for name in logged)
-        rows.append([client, int(client in novel), samples, rounds, *figures, *own])
+        rows.append([client, *known, samples, rounds, *figures, *(score.logged.get(name, "") for name in logged)])
     return csv_text(with_names(rows, federation.data))
 
 

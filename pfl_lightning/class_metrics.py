@@ -38,36 +38,21 @@ class MajorityShare(Metric):
         return self.counts.max() / self.counts.sum()
 
 
-@dataclass(frozen=True)
-class NamedMetric:
-    """A metric by its name.
-
-    Attributes:
-        kind: Its class of torchmetrics.
-        by_class: Whether it has a value for each class, of which the mean is taken over those that a client has.
-        ranks: Whether that is how well it ranks a class's samples above others, which takes samples of both.
-    """
-
-    kind: type[Metric]
-    by_class: bool = False
-    ranks: bool = False
-
-
-NAMED_METRICS = {
-    "balanced_accuracy": NamedMetric(classification.MulticlassRecall, by_class=True),
-    "f1": NamedMetric(classification.MulticlassF1Score, by_class=True),
-    "precision": NamedMetric(classification.MulticlassPrecision, by_class=True),
-    "auroc": NamedMetric(classification.MulticlassAUROC, by_class=True, ranks=True),
-    "average_precision": NamedMetric(classification.MulticlassAveragePrecision, by_class=True, ranks=True),
-    "calibration_error": NamedMetric(classification.MulticlassCalibrationError),
-    "cohen_kappa": NamedMetric(classification.MulticlassCohenKappa),
-    "matthews_corrcoef": NamedMetric(classification.MulticlassMatthewsCorrCoef),
-    "majority_share": NamedMetric(MajorityShare),
+NAMED_METRICS: dict[str, tuple[type[Metric], str]] = {
+    "balanced_accuracy": (classification.MulticlassRecall, "classes"),
+    "f1": (classification.MulticlassF1Score, "classes"),
+    "precision": (classification.MulticlassPrecision, "classes"),
+    "auroc": (classification.MulticlassAUROC, "rankings"),
+    "average_precision": (classification.MulticlassAveragePrecision, "rankings"),
+    "calibration_error": (classification.MulticlassCalibrationError, ""),
+    "cohen_kappa": (classification.MulticlassCohenKappa, ""),
+    "matthews_corrcoef": (classification.MulticlassMatthewsCorrCoef, ""),
+    "majority_share": (MajorityShare, ""),
 }
-"""Metrics by name. ``balanced_accuracy`` is the mean recall; ``auroc`` and ``average_precision`` are of each class
-against the others. Means are over the classes of the client's samples: what it lacks does not count.
-``majority_share`` is no score but the floor of accuracy: what a model reaches that always gives the client's most
-frequent class."""
+"""Metrics by name, and of what each is a mean (see :class:`ClassMetric`). ``balanced_accuracy`` is the mean recall;
+``auroc`` and ``average_precision`` are of each class against the others. Means are over the classes of the client's
+samples: what it lacks does not count. ``majority_share`` is no score but the floor of accuracy: what a model reaches
+that always gives the client's most frequent class."""
 
 
 CONFUSION = "confusion_matrix"
@@ -83,13 +68,12 @@ class ClassMetric:
 
     Attributes:
         metric: The metric of torchmetrics.
-        by_class: Whether it gives a value for each class, of which the mean is taken over those that occur.
-        ranks: Whether that is how well it ranks a class's samples above others, which takes samples of both.
+        mean_of: ``"classes"`` where it gives a value for each class, of which the mean is taken over those that occur;
+            ``"rankings"`` where that is how well it ranks a class's samples above others, which takes samples of both.
     """
 
     metric: Metric
-    by_class: bool = False
-    ranks: bool = False
+    mean_of: str = ""
 
     @property
     def lower_is_better(self) -> bool:
@@ -107,19 +91,20 @@ class ClassMetric:
             ConfigurationError: The metric does not fit, or gives more than a number.
         """
         name, present = type(self.metric).__name__, labels.unique()
-        if self.ranks and len(present) < 2:
+        ranks = self.mean_of == "rankings"
+        if ranks and len(present) < 2:
             return math.nan
         metric = self.metric
         try:
-            if self.ranks:  # of the classes that occur alone: torchmetrics warns of each of the others
+            if ranks:  # of the classes that occur alone: torchmetrics warns of each of the others
                 metric = type(metric)(num_classes=len(present), average=None, validate_args=False)
                 probabilities, labels = probabilities[:, present], torch.searchsorted(present, labels)
             metric.reset()
             metric.update(probabilities, labels)
             found = metric.compute()
             metric.reset()
-            if self.by_class:
-                found = (found if self.ranks else found[present]).mean()
+            if self.mean_of:
+                found = (found if ranks else found[present]).mean()
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             raise ConfigurationError(
                 f"the metric {name} cannot judge class probabilities {tuple(probabilities.shape)} and labels "
@@ -162,10 +147,9 @@ def _metric(given: Any, num_classes: int) -> tuple[str, ClassMetric]:
     if isinstance(given, str) and given in ("accuracy", "loss"):
         raise ConfigurationError(f"metrics: {given!r} is measured in any case: leave it out")
     if isinstance(given, str) and given in NAMED_METRICS:
-        named = NAMED_METRICS[given]
-        average: dict[str, Any] = {"average": None} if named.by_class else {}
-        metric = named.kind(num_classes=num_classes, validate_args=False, **average)
-        return given, ClassMetric(metric, named.by_class, named.ranks)
+        kind, mean_of = NAMED_METRICS[given]
+        average: dict[str, Any] = {"average": None} if mean_of else {}
+        return given, ClassMetric(kind(num_classes=num_classes, validate_args=False, **average), mean_of)
     made = _imported(given) if isinstance(given, str) else given
     if isclass(made) and issubclass(made, Metric):
         try:

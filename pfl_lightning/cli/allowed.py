@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from os import PathLike
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pfl_lightning.cli.messages import KINDS
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.encoders import EncoderAssignment, encoder_class
@@ -27,20 +29,13 @@ from pfl_lightning.names import is_own_code, stands_for
 from pfl_lightning.robust import Robust
 
 ROLES: dict[str, tuple[type, ...]] = {
-    "model.method": (FederatedClient,),
-    "model.method.optimizer": (Optimizer,),
+    # An objective may be whatever makes one.
+    **{o: (getattr(import_module(m), base),) for o, (_, m, base) in KINDS.items() if base not in ("", "Objective")},
     "model.method.lr_scheduler": (LRScheduler,),
     "model.method.partner": (nn.Module,),
     "model.encoder": (nn.Module, EncoderAssignment),
     "model.encoder.encoders": (nn.Module,),
-    "model.engine": (Engine,),
-    "model.server_optimizer": (Optimizer,),
-    "model.robust": (Robust,),
     "model.engine.engine": (Engine,),
-    "data": (FederatedDataModule,),
-    "data.partition": (Partitioner,),
-    "trainer.callbacks": (Callback,),
-    "trainer.logger": (Logger,),
     "trainer.accelerator": (Accelerator,),
     "trainer.strategy": (Strategy,),
     "trainer.profiler": (Profiler,),

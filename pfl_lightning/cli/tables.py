@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pfl_lightning.callbacks.results import results_writer
-from pfl_lightning.callbacks.run_facts import Part, evaluated, further_metrics, run_facts, score_name
+from pfl_lightning.callbacks.run_facts import Part, client_rows, evaluated, further_metrics, run_facts, score_name
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.data import names_of
 from pfl_lightning.federation import Federation
@@ -23,7 +23,7 @@ from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.notices import named_clients
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.files import EVALUATIONS, PERSONALIZED, last_checkpoint, rename_aside
-from pfl_lightning.runs.results import as_text, csv_text, summary_of, values_by_metric, with_names
+from pfl_lightning.runs.results import as_text, summary_of, values_by_metric
 from pfl_lightning.state.files import replace_file
 
 
@@ -169,19 +169,9 @@ def write_personalization(
     content |= {**groups(), **further_metrics(federation, groups)}
     text = as_text(content)
     kept = _keep_other(folder, json.loads(text))
-    novel, failed, trained = set(federation.data.novel), set(federation.finetune_failures), federation.rounds_trained
-    columns = ("client", "novel", "personalized", "train_samples", "rounds_trained", "test_samples")
-    metrics = [*federation.class_metrics]
-    rows: list[Sequence[Any]] = [(*columns, "test_accuracy", "test_loss", *(f"test_{name}" for name in metrics))]
-    for client, score in federation.test_scores.items():
-        adapted = personalization.adapts and client not in failed
-        training = len(federation.data.client_data(client).train)
-        known = (client, int(client in novel), int(adapted), training, trained[client], score.num_samples)
-        rows.append((*known, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics)))
-    for file, written in (
-        (PERSONALIZED, text),
-        (EVALUATIONS[PERSONALIZED], csv_text(with_names(rows, federation.data))),
-    ):
+    adapted = {*samples} - {*federation.finetune_failures} if personalization.adapts else set()
+    files = {PERSONALIZED: text, EVALUATIONS[PERSONALIZED]: client_rows(federation, "test", adapted)}
+    for file, written in files.items():
         with replace_file(folder / file) as temporary:
             temporary.write_text(written, newline="")
     return kept

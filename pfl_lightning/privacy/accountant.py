@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -54,17 +55,13 @@ def epsilon(spent: tuple[Spent, ...], delta: float, accountant: str = "rdp") -> 
 def rounds_within(spent: Sequence[Spent], noise: float, rate: float, delta: float, most: float, kind: str) -> int:
     """How many rounds more keep epsilon at ``most`` or below."""
 
-    def fits(rounds: int) -> bool:
-        return epsilon((*spent, (noise, rate, rounds)), delta, kind) <= most
+    def after(rounds: int) -> float:
+        return epsilon((*spent, (noise, rate, rounds)), delta, kind)
 
     upper = 1
-    while upper < 2**24 and fits(upper):
+    while upper < 2**24 and after(upper) <= most:
         upper *= 2
-    lower = 0
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        lower, upper = (middle, upper) if fits(middle) else (lower, middle)
-    return lower
+    return bisect_right(range(1, upper), most, key=after)
 
 
 @lru_cache

@@ -175,7 +175,7 @@ def rows_csv(
         line |= {"seeds": len(row.runs), "planned_seeds": row.planned, "search_trials": row.trials}
         line |= {"rounds": first.rounds if first else None, "clients": first.num_clients if first else None}
         line |= {"score": row.score(settings.figure), "model": first.evaluation(settings.figure).model if first else ""}
-        over_seeds = {column.name: column.over_seeds(row) for column in columns}
+        over_seeds = {column.name: row.over_seeds(column.figure) for column in columns}
         for name, found in over_seeds.items():
             line |= {name: found.mean, f"{name}_std_over_seeds": found.std}
         line |= {f"{name}_seeds": found.count for name, found in over_seeds.items() if "to_target" in name}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pfl_lightning.report.rows import MeasuredRow, OverSeeds, ReportSettings, blocks, reach
+from pfl_lightning.report.rows import MeasuredRow, ReportSettings, blocks, reach
 from pfl_lightning.report.significance import PairedTests, Ranking
 from pfl_lightning.runs.results import FIGURES, FinishedRun, number_of
 
@@ -88,13 +88,9 @@ class Column:
     marks_best: bool = False
     is_detail: bool = False
 
-    def over_seeds(self, row: MeasuredRow) -> OverSeeds:
-        """Mean and standard deviation over the seeds of a row, without the factor."""
-        return row.over_seeds(self.figure)
-
     def text(self, row: MeasuredRow) -> str:
         """What people read of a row."""
-        found = self.over_seeds(row)
+        found = row.over_seeds(self.figure)
         if not found.count:
             return "not reached" if any(math.isinf(self.figure(run)) for run in row.runs) else "-"
         text = f"{self.factor * found.mean:,.{self.digits}f}"
@@ -104,7 +100,7 @@ class Column:
 
     def cells(self, rows: Sequence[MeasuredRow]) -> list[Cell]:
         """What people read of rows, the best of several marked."""
-        means = [round(self.factor * self.over_seeds(row).mean, self.digits) for row in rows]
+        means = [round(self.factor * row.over_seeds(self.figure).mean, self.digits) for row in rows]
         known = [mean for mean in means if not math.isnan(mean)]
         extreme = min if any(row.sign < 0 for row in rows) else max
         best = extreme(known) if self.marks_best and len(known) > 1 else math.nan
