@@ -72,7 +72,6 @@ class ResultsWriter(L.Callback):
         self.dirpath = dirpath
         self._begin()
         self._playing = self._finished = self._fits = False
-        self._of_the_fit: dict[str, Any] | None = None  # while an evaluation has what a checkpoint had seen
         self._lock: RunLock | None = None
 
     def _begin(self) -> None:
@@ -191,9 +190,6 @@ class ResultsWriter(L.Callback):
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._of_the_fit is not None:
-            self._load(self._of_the_fit)
-            self._of_the_fit = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -296,15 +292,11 @@ class ResultsWriter(L.Callback):
         return {"format": FORMAT, "chosen": chosen, "history": history, "counted": self._counted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what was seen before the checkpoint."""
-        if not self._fits and self.history and self._of_the_fit is None:
-            self._of_the_fit = self.state_dict()
-        self._load(state_dict)
-
-    def _load(self, state_dict: dict[str, Any]) -> None:
-        self.chosen = {name: ChosenRound(**entry) for name, entry in state_dict["chosen"].items()}
-        self.history = [HistoryEntry(**entry) for entry in state_dict["history"]]
-        self._counted = tuple(state_dict["counted"])
+        """Restore what was seen before the checkpoint; an evaluation needs none of it."""
+        if self._fits:
+            self.chosen = {name: ChosenRound(**entry) for name, entry in state_dict["chosen"].items()}
+            self.history = [HistoryEntry(**entry) for entry in state_dict["history"]]
+            self._counted = tuple(state_dict["counted"])
 
 
 def results_writer(trainer: L.Trainer) -> ResultsWriter | None:

@@ -51,11 +51,6 @@ class ClientPrivacy:
         Raises:
             ConfigurationError: Names the first that is out of bounds.
         """
-        if self.noise_multiplier == 0:
-            raise ConfigurationError(
-                "noise_multiplier is 0: without noise there is no finite epsilon. Give one above 0, such as 1.0, or "
-                "leave privacy out"
-            )
         for name in ("noise_multiplier", "clip_norm", "class_norm", "clip_rate"):
             check_number(name, getattr(self, name), strict=True)
         for name, value in (("delta", self.delta), ("quantile", self.quantile)):

@@ -44,7 +44,7 @@ def notes(
         ranking: Ranks over settings.
     """
     done = sum(len(row.runs) + row.without for row in rows)
-    expected = settings.expected_runs or sum(row.planned for row in rows)
+    expected = sum(row.planned for row in rows)
     source = f"Published figures: {settings.source}. The difference is measured minus published, in points."
     chosen = settings.figure == "test" and settings.choice != "last"  # a round that the caption names
     found = [
@@ -59,7 +59,6 @@ def notes(
         source if settings.source else "",
         FAIRNESS if any(column.name.endswith("worst_decile") for column in columns) else "",
         CAVEAT if any(tests.values()) else "",
-        _reference_note(settings.reference, tests),
         _ranking_note(rows, ranking),
         search_note(rows),
         settings.note,
@@ -149,18 +148,6 @@ def search_note(rows: Sequence[MeasuredRow]) -> str:
 def _listed(labels: Sequence[str]) -> str:
     """Names of rows; those of a grid have commas themselves."""
     return ("; " if any("," in label for label in labels) else ", ").join(labels)
-
-
-def _reference_note(reference: str, tests: Mapping[str, Sequence[PairedTests]]) -> str:
-    """The rows that take the place of the reference that was asked for; empty where none does."""
-    pairs = dict.fromkeys((setting, test.reference) for setting, some in tests.items() for test in some)
-    others = [f"{other} in {setting}" if setting else other for setting, other in pairs if other != reference]
-    return (
-        f"The reference {reference} has no results of the kind that is compared in some tables; the best row takes its "
-        f"place there: {'; '.join(others)}."
-        if reference and others
-        else ""
-    )
 
 
 def _ranking_note(rows: Sequence[MeasuredRow], ranking: Ranking | None) -> str:

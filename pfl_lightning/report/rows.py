@@ -51,7 +51,6 @@ class ReportSettings:
         target_accuracy: Mean test accuracy, in [0, 1]: the table has the rounds, megabytes and seconds to it.
         source: Where the published figures are from.
         note: Text below the table.
-        expected_runs: Number of runs of the whole table; where fewer are finished, the report says so.
         reference: Label of the row that the others are compared with; the best of each block if empty.
 
     Raises:
@@ -65,7 +64,6 @@ class ReportSettings:
     target_accuracy: float | None = None
     source: str = ""
     note: str = ""
-    expected_runs: int = 0
     reference: str = ""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,26 +99,19 @@ def _knows(options: Mapping[str, Any], path: str) -> bool:
     return any(is_below(path, one) or is_below(one, path) for one in options)
 
 
-Distance = tuple[float, int, bool]
-"""Most important first: differing options that make it another run, those of the Trainer, another root of the data."""
+def distance(run: Path, config: Mapping[str, Any]) -> tuple[int, int, bool]:
+    """How far a run's config is from another, most important first.
 
-NEAREST: Distance = (0, 0, False)
-
-
-def distance(run: Path, config: Mapping[str, Any]) -> Distance:
-    """How far a run's config is from another.
-
-    Another engine and other places of files make no other run; of runs that are as near, one whose data lies in the
-    same folder is nearer.
+    Differing options that make it another run, those of the Trainer, and whether its data lies in another folder.
+    Another engine and other places of files make no other run.
     The nearer one counts of the config that the run began with and the one that it was resumed with last.
     """
-    found: list[Distance] = []
+    found = []
     for path in {run / CONFIG, newest_config(run)}:
-        saved = read_config(path)
-        changes = diff(saved, config, OF_RUNS)
+        changes = diff(read_config(path), config, OF_RUNS)
         what = [change.option for change in changes if not change.of_execution]
         core, trainer = (sum(is_below(option, *group) for option in what) for group in (CORE, ("trainer",)))
-        found.append((core if saved else math.inf, trainer, any(change.option == ROOT for change in changes)))
+        found.append((core, trainer, any(change.option == ROOT for change in changes)))
     return min(found)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pfl_lightning.errors import CheckpointError, UsageError
 from pfl_lightning.names import did_you_mean
-from pfl_lightning.runs.changes import NEAREST, OF_RUNS, check_seed, diff, distance, evaluated_otherwise, listed_some
+from pfl_lightning.runs.changes import OF_RUNS, check_seed, diff, distance, evaluated_otherwise, listed_some
 from pfl_lightning.runs.files import CONFIG, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.lock import RunLock
 from pfl_lightning.state.files import explain_full_disk, explain_output
@@ -70,7 +70,7 @@ class RunFolder:
                 raise UsageError(f"--ckpt_path: there is no file {wanted}{meant}")
             return Path(wanted)
         versions = self.versions()[::-1]
-        apart = {version: NEAREST if config is None else distance(version, config) for version in versions}
+        apart = {version: (0, 0, False) if config is None else distance(version, config) for version in versions}
         versions.sort(key=lambda version: apart[version])  # the newest first of those that are as near
         found = {version: path for version in versions if (path := _checkpoint(version, wanted)) is not None}
         if not found:

@@ -153,7 +153,6 @@ def print_tables(
         target_accuracy=study.target_accuracy,
         source=study.published.source,
         note=note,
-        expected_runs=len(runs),
     )
     cells: dict[tuple[str, str], list[Run]] = {}
     for run in runs:

@@ -122,7 +122,7 @@ def test_a_membership_inference_attack_weakens_with_epsilon():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise_multiplier": 0}, "noise_multiplier is 0: without noise there is no finite epsilon"),
+        ({"noise_multiplier": 0}, "noise_multiplier must be a finite number above 0, got 0"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
         ({"clip_norm": 0.0}, "clip_norm must be"),
         ({"delta": 1.5}, "delta must be between 0 and 1"),
