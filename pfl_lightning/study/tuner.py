@@ -45,7 +45,7 @@ def search_options(
 
     Trials and their results are kept in ``folder/journal.log``: a search that was interrupted goes on, with the trials
     that were being run, and one that is given more trials adds them. What was found is written to
-    ``folder/search.json`` and ``folder/search.md``.
+    ``folder/search.json``.
 
     Args:
         search: What is tried.
@@ -217,11 +217,10 @@ class _Trials:
                 f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
                 "command again"
             )
-        content = {"objective": "mean validation accuracy", "best": best, "trials": rows}
-        table = _table(best, rows, self.search.space)
-        for name, text in (("search.json", json.dumps(content, indent=1)), ("search.md", table)):
-            with replace_file(self.folder / name, shared=True) as temporary:
-                temporary.write_text(f"{text}\n")
+        notes = bound_notes(best["options"], self.search.space)
+        content = {"objective": "mean validation accuracy", "best": best, "notes": notes, "trials": rows}
+        with replace_file(self.folder / "search.json", shared=True) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
         return dict(best["options"])
 
 
@@ -243,23 +242,6 @@ def _distribution(dimension: Dimension) -> Any:
     if dimension.integer:
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-
-
-def _table(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], space: Mapping[str, Dimension]) -> str:
-    """The trials in Markdown, the best ones first, and which of the chosen values lie at an end."""
-    lines = [
-        f"Chosen by mean validation accuracy: trial {best['number']}. Test parts were not evaluated.\n",
-        f"| trial | {' | '.join(space)} | validation accuracy | last evaluated round | |",
-        f"|---|{'---|' * len(space)}---|---|---|",
-    ]
-    complete = [row for row in rows if row["accuracy"] is not None]
-    for row in [*sorted(complete, key=lambda row: -row["accuracy"]), *(row for row in rows if row not in complete)]:
-        values = " | ".join(_text(row["options"].get(path, "")) for path in space)
-        shown = f"{100 * row['accuracy']:.2f}" if row in complete else "-"
-        note = "chosen" if row is best else "" if row in complete else row["state"]
-        lines.append(f"| {row['number']} | {values} | {shown} | {row['rounds'] or '-'} | {note} |")
-    notes = bound_notes(best["options"], space)
-    return "\n".join(lines + [""] * bool(notes) + [f"- {note}" for note in notes])
 
 
 def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> list[str]:
