@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from inspect import isclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torchmetrics import Metric, classification
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.names import did_you_mean
+from pfl_lightning.names import did_you_mean, imported
 
 
 class MajorityShare(Metric):
@@ -167,12 +166,11 @@ def _metric(given: Any, num_classes: int) -> tuple[str, ClassMetric]:
 
 
 def _imported(path: str) -> Any:
-    module, _, name = path.rpartition(".")
     try:
-        if module.partition(".")[0] != "torchmetrics":  # a config must not import what it likes
-            raise ImportError(f"{path!r} is not a metric of torchmetrics")
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        if not path.startswith("torchmetrics."):  # a config must not import what it likes
+            raise ConfigurationError(f"{path!r} is not a metric of torchmetrics")
+        return imported(path)
+    except ConfigurationError as error:
         raise ConfigurationError(
             f"metrics: {path!r} is unknown{did_you_mean(path, (*NAMED_METRICS, CONFUSION)) or '.'} Give one of "
             f"{', '.join((*NAMED_METRICS, CONFUSION))}, or the import path of a class of torchmetrics; in Python, any"

@@ -19,25 +19,36 @@ LONGEST = 120
 """Characters of a value in a ``repr``."""
 
 
+def imported(path: str) -> Any:
+    """What an import path names.
+
+    Raises:
+        ConfigurationError: Its module cannot be imported, or has nothing of this name.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        there = import_module(module)
+    except Exception as error:  # whatever a module does when it is imported
+        raise ConfigurationError(f"{path!r} cannot be imported: {error}") from error
+    if not hasattr(there, name):
+        near = did_you_mean(name, getattr(there, "__all__", dir(there)))
+        raise ConfigurationError(f"the module {module!r} has no {name!r}{near}")
+    return getattr(there, name)
+
+
 def method_named(given: str) -> Any:
     """What a method's name (``"FedPer"``) or its import path stands for.
 
     Raises:
         ConfigurationError: Nothing has this name.
     """
-    path, _, name = given.rpartition(".")
     try:
-        module = import_module(path or "pfl_lightning.methods")
-    except (ImportError, ValueError) as error:
-        raise ConfigurationError(f"method {given!r} cannot be found ({error}): {_METHOD}") from error
-    if not hasattr(module, name):
+        return imported(given if "." in given else f"pfl_lightning.methods.{given}")
+    except ConfigurationError as error:
         raise ConfigurationError(
-            f"method {given!r} cannot be found: {_METHOD}{did_you_mean(name, getattr(module, '__all__', dir(module)))}"
-        )
-    return getattr(module, name)
-
-
-_METHOD = "give a name of pfl_lightning.methods, such as 'FedPer', or an import path, such as 'my_module.MyMethod'"
+            f"method {given!r} cannot be found: give a name of pfl_lightning.methods, such as 'FedPer', or an import "
+            f"path, such as 'my_module.MyMethod' ({error})"
+        ) from error
 
 
 def stands_for(found: object, bases: type | tuple[type, ...]) -> bool:

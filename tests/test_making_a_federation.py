@@ -56,7 +56,7 @@ def test_federate_takes_a_name():
     ("method", "message"),
     [
         ("FedPacc", r"method 'FedPacc' cannot be found: give a name .*; did you mean 'FedPAC'\?"),
-        ("no.such.Method", "cannot be found .*No module named 'no'"),
+        ("no.such.Method", "cannot be found: .*No module named 'no'"),
         (".", "cannot be found"),
         ("torch.nn.Linear", r"a class of pfl_lightning\.methods, .* or its name, .*; got str"),
         (nn.Linear, "a class of .*; got .*Linear"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from os import PathLike
 from typing import Any
 
@@ -25,12 +24,12 @@ from pfl_lightning.datamodules import FederatedDataModule, Partitioner
 from pfl_lightning.encoders import EncoderAssignment, encoder_class
 from pfl_lightning.engines import Engine
 from pfl_lightning.errors import UsageError
-from pfl_lightning.names import is_own_code, stands_for
+from pfl_lightning.names import imported, is_own_code, stands_for
 from pfl_lightning.robust import Robust
 
 ROLES: dict[str, tuple[type, ...]] = {
     # An objective may be whatever makes one.
-    **{o: (getattr(import_module(m), base),) for o, (_, m, base) in KINDS.items() if base not in ("", "Objective")},
+    **{o: (imported(f"{m}.{base}"),) for o, (_, m, base) in KINDS.items() if base not in ("", "Objective")},
     "model.method.lr_scheduler": (LRScheduler,),
     "model.method.partner": (nn.Module,),
     "model.encoder": (nn.Module, EncoderAssignment),

@@ -11,7 +11,6 @@ from pfl_lightning.cli.commands import WordParser
 from pfl_lightning.cli.trainer import TABLES, read_inputs
 from pfl_lightning.federation.exported import description
 from pfl_lightning.federation.predictions import predict_exported
-from pfl_lightning.state.files import replace_file
 
 
 def exported_parser() -> WordParser:
@@ -35,7 +34,5 @@ def predict(args: Sequence[str]) -> None:
         given = read_inputs(path, like)
     found = predict_exported(asked.exported, given[0])
     target = Path(asked.output) / f"{Path(asked.exported).stem}_{path.stem}.csv"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replace_file(target) as temporary:
-        temporary.write_text(found.table(given[1]), newline="")
+    found.save(target, given[1])
     print(f"Saved {len(found.classes)} predictions of client {about['name'] or about['client']} in {target}")

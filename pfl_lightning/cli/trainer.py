@@ -142,9 +142,7 @@ class FederatedTrainer(L.Trainer):
             given, samples = (None, None) if inputs is None else read_inputs(Path(inputs), datamodule)
             found = model.predict(number, given)
         path = Path(output) / (f"{name}.csv" if inputs is None else f"{name}_{Path(inputs).stem}.csv")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as temporary:
-            temporary.write_text(found.table(samples), newline="")
+        found.save(path, samples)
         accuracy = "" if found.accuracy is None else f", accuracy {100 * found.accuracy:.2f} %"
         print(f"Saved {len(found.classes)} predictions of client {client} in {path}{accuracy}{how}")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
-from pfl_lightning.names import did_you_mean, stands_for
+from pfl_lightning.names import did_you_mean, imported, stands_for
 
 EncoderClass = TypeVar("EncoderClass", bound=type[nn.Module])
 
@@ -136,14 +135,7 @@ def find_encoder(name: str) -> tuple[type[nn.Module], dict[str, Any]]:
 
 def _imported(path: str) -> Any:
     """Encoder that an import path names. Nothing else is ever called."""
-    module, _, name = path.rpartition(".")
-    try:
-        there = importlib.import_module(module)
-    except Exception as error:  # whatever a module does when it is imported
-        raise ValueError(f"the encoder {path!r} cannot be imported: {error}") from error
-    found = getattr(there, name, None)
-    if found is None:
-        raise ValueError(f"the module {module!r} has no {name!r}{did_you_mean(name, vars(there))}")
+    found = imported(path)
     if not stands_for(found, nn.Module):
         raise ValueError(
             f"{path!r} is no encoder: expected a subclass of torch.nn.Module, or a function that is declared to return "

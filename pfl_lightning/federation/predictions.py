@@ -19,6 +19,7 @@ from pfl_lightning.federation.own_models import check_is_set_up
 from pfl_lightning.lightning_private import silent_trainer
 from pfl_lightning.notices import named_clients
 from pfl_lightning.runs.results import csv_text
+from pfl_lightning.state.files import replace_file
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
@@ -65,6 +66,12 @@ class Predictions:
             label = [] if self.labels is None else [named[int(self.labels[row])]]
             rows.append([row if samples is None else samples[row], *label, named[found], *shares])
         return csv_text(rows)
+
+    def save(self, path: Path, samples: Sequence[str] | None = None) -> None:
+        """Write the table to a file, whose folder is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as temporary:
+            temporary.write_text(self.table(samples), newline="")
 
 
 def trainer_predict(model: L.LightningModule, federation: Federation, trainer: L.Trainer | None, **given: Any) -> Any:

@@ -219,7 +219,7 @@ def test_method_by_its_name():
         ({"method": FedPer, "num_client": 3}, "no option 'num_client'; did you mean 'num_clients'"),
         ({"method": FedPer, "qqq": 3}, "no option 'qqq', which has .*num_clients"),
         ({"method": "FedPerr"}, "method 'FedPerr' cannot be found"),
-        ({"method": "no.such.Method"}, "cannot be found .*import path"),
+        ({"method": "no.such.Method"}, "cannot be found: .*import path"),
         ({"method": "torch.nn.Linear"}, "method must be a class of pfl_lightning.methods"),
         ({"method": {"class_path": "FedPer"}}, "method must be a class of pfl_lightning.methods"),
         ({"num_clients": 3}, "no option num_clients without a method"),
