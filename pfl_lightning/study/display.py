@@ -140,10 +140,7 @@ def print_tables(
     ]
     note = f"Missing: {'; '.join(names)}." if names else ""
     if not folders:
-        others = [run for run in runs if difference(run)]
-        none = "no finished run was made with these options" if others else "no run is finished"
-        which = f":\n{by_options(others)}\n" if others else ". "
-        console.print(f"{none}: there is no table yet{which}{note}", highlight=False, markup=False)
+        console.print(f"no run is finished: there is no table yet. {note}", highlight=False, markup=False)
         return
     settings = report.ReportSettings(
         title=study.title + (f" (scale {study.scale})" if study.scale else ""),

@@ -116,8 +116,8 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
             search = study.search
             if search is not None and search.methods and method not in search.methods:
                 search = None
-            if search is not None and search.own:
-                search = replace(search, space={**search.space, **search.own[method]}, methods=(), own={})
+            if search is not None and search.methods:
+                search = replace(search, space={**search.space, **search.methods[method]}, methods={})
             for label, point in _grid_points(study.grid):
                 varied = with_options(config, point)
                 for path, text in run_options:

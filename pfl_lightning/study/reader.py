@@ -44,23 +44,22 @@ class Search:
     Attributes:
         trials: Trials of each method in each setting.
         space: What is tried, by path of option.
-        methods: The methods that are searched; empty for all.
         seed: Seed of the sampler.
         prune: Whether trials that fall behind are ended early.
-        own: What is tried of a method beside that, by name of the method and path of option; of all of them or none.
+        methods: The methods that are searched, each with what is tried of it beside that, by path of option; empty for
+            all of them.
     """
 
     trials: int
     space: Mapping[str, Dimension]
-    methods: tuple[str, ...] = ()
     seed: int = 0
     prune: bool = True
-    own: Mapping[str, Mapping[str, Dimension]] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Dimension]] = field(default_factory=dict)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Every option that is searched of any method."""
-        return tuple(dict.fromkeys([*self.space, *(path for space in self.own.values() for path in space)]))
+        return tuple(dict.fromkeys([*self.space, *(path for own in self.methods.values() for path in own)]))
 
 
 @dataclass(frozen=True)
@@ -266,16 +265,16 @@ def _layers(known: Mapping[str, tuple[Config, ...]], entry: Entry) -> Mapping[st
 
 def _search(entry: Entry) -> Search:
     entries = entry.mapping(("trials", "space", "methods", "seed", "prune"))
-    methods, own = entries.get("methods"), dict[str, dict[str, Dimension]]()
-    if methods is not None and isinstance(methods.value, Mapping):
-        own = {name: _space(one) if one.value is not None else {} for name, one in methods.mapping().items()}
-    space = _space(entries["space"]) if "space" in entries else {}
-    if "trials" not in entries or not (space or (own and all(own.values()))):
+    space, methods = _space(entries["space"]) if "space" in entries else {}, dict[str, dict[str, Dimension]]()
+    if (named := entries.get("methods")) is not None and isinstance(named.value, Mapping):
+        methods = {name: _space(one) if one.value is not None else {} for name, one in named.mapping().items()}
+    elif named is not None:
+        methods = {name: {} for name in named.names()}
+    if "trials" not in entries or not (space or (methods and all(methods.values()))):
         raise entry.error("trials, and a space with at least one option and its values for each method")
-    names = tuple(own) or (methods.names() if methods is not None else ())
     given: dict[str, Any] = {"seed": entries["seed"].integer()} if "seed" in entries else {}
     given |= {"prune": entries["prune"].of(bool, "true or false")} if "prune" in entries else {}
-    return Search(entries["trials"].integer(at_least=1), space, names, own=own, **given)
+    return Search(entries["trials"].integer(at_least=1), space, methods=methods, **given)
 
 
 def _space(entry: Entry) -> dict[str, Dimension]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lightning.cli.config_files import read_yaml
-from pfl_lightning.errors import ConfigurationError, RunLockedError, UsageError
+from pfl_lightning.errors import ConfigurationError, RunLockedError
 from pfl_lightning.jobs.processes import last_lines
 from pfl_lightning.jobs.supervision import Job, Jobs, Starter, how_it_ended
 from pfl_lightning.runs.changes import OF_RUNS, Change, diff, listed_some
@@ -95,12 +94,7 @@ def changed_options(run: Run) -> list[Change]:
     """
     if not run.config_file.is_file():
         return []
-    try:
-        written = read_yaml(run.config_file) or {}
-    except UsageError as error:
-        warnings.warn(f"{error}; the run counts as one of this study's options: remove its folder if not", stacklevel=2)
-        return []
-    before, now = flat_options(written), flat_options(run.config)
+    before, now = flat_options(read_yaml(run.config_file) or {}), flat_options(run.config)
     if not same_options(before, now):
         now = flat_options(as_read(run.config))  # as the file has it: a text such as 1e5 is a number there
     return diff(before, now, missing=NOT_GIVEN)

@@ -166,13 +166,6 @@ def test_a_text_that_yaml_reads_as_a_number_is_no_change(runs):
         assert changed_options(run) == []
 
 
-def test_a_damaged_config_of_a_run_keeps_no_other_from_the_table(runs):
-    finish(runs[0].folder)
-    runs[0].config_file.write_text("a: [")
-    with pytest.warns(UserWarning, match=r"run\.yaml cannot be read as YAML.*counts as one of this study's options"):
-        assert state_of(runs[0]) is RunState.DONE
-
-
 def test_a_run_that_personalizes_is_done_when_it_has(runs):
     run = replace(runs[0], config={**runs[0].config, "personalize": {"train": "linear"}})
     finish(run.folder)
