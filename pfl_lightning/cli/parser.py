@@ -17,9 +17,7 @@ from pfl_lightning import datamodules, engines, methods, self_supervised  # noqa
 from pfl_lightning.cli.messages import explain
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import nearest
-from pfl_lightning.runs.config import is_below
-
-CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
+from pfl_lightning.runs.config import CLIPPING, is_below
 
 ENGINES = {
     "sequential": "SequentialEngine",

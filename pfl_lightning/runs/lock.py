@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import time
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from pfl_lightning.errors import FederationError, RunLockedError
+from pfl_lightning.errors import RunLockedError
 
 try:
     import fcntl
@@ -34,7 +33,7 @@ class RunLock:
 
     Raises:
         RunLockedError: Another process has locked the folder; names it.
-        FederationError: The lock's place is taken by a link to another file.
+        OSError: The lock's place is taken by a link to another file.
 
     Example:
         >>> import tempfile
@@ -65,7 +64,8 @@ class RunLock:
         while not self._is_current():  # whoever held the file may have removed it in between
             self.close()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._open()
+            # Never the file elsewhere to which a link leads: it is overwritten.
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             try:
                 if fcntl is None:
                     raise OSError("this system has no flock")
@@ -91,19 +91,6 @@ class RunLock:
         except OSError:  # a full disk
             self.release()
             raise
-
-    def _open(self) -> int:
-        """Descriptor of the file, which is overwritten; never that of a file elsewhere to which it leads."""
-        with suppress(OSError) if self._path.is_symlink() else nullcontext():
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
-                return descriptor
-            os.close(descriptor)
-        raise FederationError(
-            f"{self._path} is a link to another file, or no file: expected a file of its own, which a run overwrites "
-            "and removes. Nothing was changed; remove it"
-        )
 
     def _is_current(self) -> bool:
         if self._descriptor is None:

@@ -38,9 +38,6 @@ OF_A_RUN = (
 OF_A_STUDY = ("--config", "--ckpt_path", "--resume", "--run_dir")
 """Options in whose place a study has its own."""
 
-OF_CLUSTERS = ("--ray", "--gpus-per-run")
-"""Options of earlier versions, in whose place commands on several machines share a study."""
-
 
 def study(args: list[str]) -> None:
     """``pfl study FILE``: run what is not done of a study, and write its tables.
@@ -179,8 +176,6 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     hint = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
     if name in OF_A_STUDY:
         hint = "of a study, configs are the base in its file, runs go on by themselves, and its folder is --output"
-    elif name in OF_CLUSTERS:
-        hint = "give the same command on each machine: commands with one --output on a shared disk share the runs"
     elif near:
         hint = f"did you mean --{near}?"
     raise UsageError(f"unknown option {name}: {hint}")

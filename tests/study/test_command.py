@@ -264,7 +264,6 @@ def test_the_report_alone(tmp_path, play, capsys):
         (["tiny.yaml", "--trainr.max_epochs", "2"], "--trainr.max_epochs: did you mean --trainer.max_epochs?"),
         (["tiny.yaml", "--rounds", "3"], "unknown option --rounds: did you mean --trainer.max_epochs?"),
         (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
-        (["tiny.yaml", "--ray", "auto"], "unknown option --ray: give the same command on each machine"),
         (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
         (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
         (["tiny.yaml", "--run_dir", "x"], "runs go on by themselves, and its folder is --output"),
