@@ -26,8 +26,6 @@ OF_REPRODUCE = """Run a study that ships with the package, such as a table of a 
 --data DIR is short for --data.init_args.root DIR."""
 
 DEFAULT_SCALE = "reduced"
-ON_DIGITS = "smoke"
-"""The scale at which every study has the bundled digits in place of its data."""
 
 OF_A_RUN = (
     *("seed_everything", "engine", "personalize", "inspect"),
@@ -84,11 +82,8 @@ def reproduce(args: list[str]) -> None:
         raise UsageError(f"no study {name!r} ships{meant} (`pfl reproduce` lists them; pfl study FILE runs a file)")
     if arguments.scale is None and DEFAULT_SCALE in read_study(studies[name]).scales:
         arguments.scale = DEFAULT_SCALE
-    options = arguments.run_options
-    if arguments.scale == ON_DIGITS and "data" in dict(options):
-        print(f"--data is not used: the scale {ON_DIGITS} takes the bundled digits")
-        options = [(path, text) for path, text in options if path != "data"]
-    arguments.run_options = [("data.init_args.root" if path == "data" else path, text) for path, text in options]
+    given = arguments.run_options
+    arguments.run_options = [("data.init_args.root" if path == "data" else path, text) for path, text in given]
     _conduct(studies[name], arguments, ["reproduce", *args])
 
 

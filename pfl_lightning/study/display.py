@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pfl_lightning.jobs.supervision import how_it_ended
+from pfl_lightning.runs.changes import listed_some
 from pfl_lightning.study.plan import Run
 from pfl_lightning.study.reader import Study
 from pfl_lightning.study.runner import Progress, RunState, difference, finished_folder, read_progress, state_of
@@ -190,5 +191,4 @@ def by_options(changed: Sequence[Run]) -> str:
     names: dict[str, list[str]] = {}
     for run in changed:
         names.setdefault(difference(run), []).append(run.name)
-    more = {options: f"; and {len(some) - 3} more" if len(some) > 3 else "" for options, some in names.items()}
-    return "\n".join(f"{'; '.join(some[:3])}{more[options]}: {options}" for options, some in names.items())
+    return "\n".join(f"{listed_some(some)}: {options}" for options, some in names.items())

@@ -19,9 +19,6 @@ from pfl_lightning.study.reader import Search, Study
 SEED_OPTIONS = ("seed_everything", "data.init_args.seed", "data.init_args.partition.init_args.seed")
 """Options that take the seed; those of the data where a config has them."""
 
-LONGEST_NAME = 255
-"""Bytes of a folder's name, which file systems take."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -229,12 +226,8 @@ def _check_folders(cells: Sequence[Cell]) -> None:
     names: dict[str, Cell] = {}
     for cell in cells:
         for what, name in (("setting", cell.setting), ("row", cell.label)):
-            length = len(folder_name(name).encode())
-            if length > LONGEST_NAME or not (length or (what == "setting" and not name)):
-                raise UsageError(
-                    f"the {what} {name[:40]!r} cannot have a folder: expected a name with a letter or a digit, of at "
-                    f"most {LONGEST_NAME} bytes, got {length}"
-                )
+            if not folder_name(name) and (name or what == "row"):
+                raise UsageError(f"the {what} {name!r} cannot have a folder: expected a name with a letter or a digit")
         other = names.setdefault(str(cell.path).casefold(), cell)
         if other is not cell:
             raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")

@@ -312,11 +312,11 @@ def test_reproduce_takes_the_reduced_scale_and_a_folder_of_data(shipped, monkeyp
     assert run["data"]["init_args"]["root"] == "images"
 
 
-def test_the_smoke_scale_has_the_digits_whatever_data_is_given(tmp_path, capsys):
-    main(f"reproduce fedpac-table1 --scale smoke --data images --check --output {tmp_path}".split())
-    said = capsys.readouterr().out
-    assert "--data is not used: the scale smoke takes the bundled digits" in said
-    assert "FedPAC, seed 0" in said
+@pytest.mark.slow
+def test_the_smoke_scale_has_the_digits_and_takes_no_other_data(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(f"reproduce fedpac-table1 --scale smoke --data images --check --output {tmp_path}".split())
+    assert "Option 'root' is not accepted" in capsys.readouterr().err
 
 
 def test_reproduce_of_an_unknown_name(shipped, capsys):

@@ -98,15 +98,11 @@ def test_labels_of_a_grid_say_which_option_has_which_value(tmp_path, grid, label
     assert [run.cell.label for run in runs] == labels
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("..", "with a letter or a digit, .* got 0"), ("x" * 256, "at most 255 bytes, got 256")]
-)
-def test_names_that_are_no_folders(tmp_path, name, why):
-    with pytest.raises(ConfigurationError, match=f"the row '.*{why}"):
-        planned(tmp_path, methods={name: {}})
-    with pytest.raises(ConfigurationError, match=f"the setting '.*{why}"):
-        planned(tmp_path, settings={name: {}})
-    assert planned(tmp_path, methods={"x" * 255: {}})
+def test_names_that_are_no_folders(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"the row '\.\.' cannot have a folder: .* with a letter or a digit"):
+        planned(tmp_path, methods={"..": {}})
+    with pytest.raises(ConfigurationError, match=r"the setting '\.\.' cannot have a folder"):
+        planned(tmp_path, settings={"..": {}})
 
 
 @pytest.mark.parametrize("path", ["seed_everything", "data.partition.seed", "data.init_args.seed"])
