@@ -20,7 +20,7 @@ TRAINER_COMMANDS = {
     "personalize": "let every client adapt a trained model to its data, and evaluate it",
     "export": "write every client's model: state_dict, torch.export or ONNX",
     "predict": "predict with a client's model, or of an exported file alone",
-    "partition": "show which samples each client holds, without training",
+    "partition": "show which samples and architecture each client has, without training",
 }
 """Subcommands of the Trainer, which take the options of a run, with their help."""
 

@@ -53,7 +53,7 @@ Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists th
 class FederatedCLI(LightningCLI):
     """LightningCLI for a :class:`~pfl_lightning.Federation`, with the loop, results and checkpoints in place."""
 
-    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+    def __init__(self, args: ArgsType = None) -> None:
         if args is None or isinstance(args, list):
             self._argv = list(sys.argv[1:] if args is None else args)  # as they were typed
             args = expand_engine_option(self._argv)
@@ -75,7 +75,6 @@ class FederatedCLI(LightningCLI):
                 load_from_checkpoint_support=False,
                 parser_kwargs={"description": DESCRIPTION, "prog": "pfl"},
                 args=args,
-                run=run,
             )
 
     @staticmethod
@@ -125,10 +124,8 @@ class FederatedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check what the config names; choose the run's folder: that of the checkpoint, or a new one."""
-        check_names(self.config if self.subcommand is None else self.config[self.subcommand])
-        if self.subcommand is None:
-            return
         config = self.config[self.subcommand]
+        check_names(config)
         self._check_trains(config)
         apply_engine_option(config)
         apply_metrics_option(config)
@@ -213,8 +210,6 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Make the Trainer, which writes all files of a run to the run's folder, whatever the logger."""
-        if self.subcommand is None:
-            return super().instantiate_trainer(**kwargs)
         config, folder = self.config[self.subcommand].trainer, self.run_folder
         # Lightning goes on from any checkpoint of SLURM's that it finds there: it must not be another run's.
         root = str(config.default_root_dir or "")

@@ -58,9 +58,8 @@ HELP = {
     "--public": "those under which clients learn from public samples",
     "--any-module": "those that train any LightningModule",
     "--classifiers": "those, and those that train any which classifies",
-    "--config": "a config FILE of a run: its architectures, and how many clients have each",
 }
-"""Help on filters and on ``--config``."""
+"""Help on filters."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = 
 
 
 def print_methods(args: list[str]) -> None:
-    """Print what a config can name; with a config, the architectures of its federation.
+    """Print what a config can name.
 
     Raises:
         UsageError: There is no such method or filter.
@@ -221,16 +220,7 @@ def print_methods(args: list[str]) -> None:
     parser = WordParser("pfl methods", description="List what a config can name: methods, objectives and encoders.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="methods of which all is told that is known")
     for option, text in HELP.items():
-        parser.add_argument(option, help=text, action="store" if option == "--config" else "store_true")
-    if any(word.partition("=")[0] == "--config" for word in args):
-        from pfl_lightning.callbacks import architecture_table
-        from pfl_lightning.cli.federated_cli import FederatedCLI
-
-        cli = FederatedCLI(args=args, run=False)
-        cli.datamodule.prepare_data()
-        cli.datamodule.setup("fit")
-        described = cli.model.describe(cli.datamodule)
-        return Console().print(architecture_table(described, f"{cli.datamodule.num_clients} clients"))
+        parser.add_argument(option, help=text, action="store_true")
     asked, rows = vars(parser.parse_intermixed_args(args)), method_rows()
     known, console = {row.name.lower(): row for row in rows}, Console()
     for name in asked["names"]:
@@ -249,6 +239,6 @@ def print_methods(args: list[str]) -> None:
         title = "objectives of PFLSSL and Calibre: --model.method.objective NAME"
         headings = ("objective", "class", "what it does", "source")
         console.print(_table(headings, catalog["objectives"], title, show_lines=True))
-        title = "encoders on images of 3 x 32 x 32 (pfl methods --config FILE: those of a run)"
+        title = "encoders on images of 3 x 32 x 32 (pfl partition --config FILE: those of a run)"
         console.print(_table(("encoder", "class", "features", "parameters"), catalog["encoders"], title))
     return None

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
-from pfl_lightning.callbacks import ResultsWriter
+from pfl_lightning.callbacks import ResultsWriter, architecture_table
 from pfl_lightning.callbacks.inspection import InspectionCallback
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.datamodules.datasets.images import decode_images, images_in
@@ -43,10 +43,10 @@ class FederatedTrainer(L.Trainer):
             super().save_checkpoint(filepath, *args, **options)
 
     def partition(self, model: Federation, datamodule: FederatedDataModule, output: str | None = None) -> None:
-        """Print and plot the samples of each class that each client holds, without training.
+        """Print the clients' architectures, and the samples of each class that each holds, without training.
 
         Args:
-            model: Not used.
+            model: The federation.
             datamodule: The data.
             output: Folder for ``partition.png`` and ``partition.npz``; by default the run's parent folder.
         """
@@ -58,6 +58,7 @@ class FederatedTrainer(L.Trainer):
         counts = datamodule.class_counts()
         groups, names = datamodule.client_groups, [*(datamodule.client_names or ())]
         unlabeled = datamodule.unlabeled_sizes
+        Console().print(architecture_table(model.describe(datamodule), f"{datamodule.num_clients} clients"))
         Console().print(
             partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled, names=names)
         )

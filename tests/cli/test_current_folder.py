@@ -17,7 +17,7 @@ class Mine(FedAvg):
 
 @pytest.mark.parametrize(
     ("command", "module", "said"),
-    [("fit", "method_of_this_folder", "Mine: test accuracy"), ("methods", "other_method_of_this_folder", "clients")],
+    [("fit", "method_of_this_folder", "Mine: test accuracy"), ("partition", "other_method_of_this_folder", "clients")],
 )
 def test_a_module_in_the_current_folder(tmp_path, monkeypatch, capsys, command, module, said):
     config = digits_config(tmp_path, {"model.method.class_path": f"{module}.Mine"})

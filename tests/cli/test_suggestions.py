@@ -167,7 +167,6 @@ def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
         ("compare runs --best", "unrecognized arguments: --best (pfl compare --help lists the options)"),
         ("compare runs --folder x", "unrecognized arguments: --folder x (pfl compare --help lists the options)"),
         ("methods --hetero", "did you mean --heterogeneous?"),
-        ("methods --confi x.yaml", "did you mean --config?"),
         ("methods --novel-clients", "did you mean --novel?"),
         ("methods scaffold1", "did you mean 'SCAFFOLD'?"),
         ("methods FedZebra", "there is no method FedZebra (pfl methods lists all)"),

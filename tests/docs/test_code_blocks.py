@@ -86,10 +86,8 @@ def test_command(parser, words, monkeypatch, tmp_path):
         assert exported_parser().parse_args(options).exported
         return
     if name in OTHER_COMMANDS:
-        if "--config" not in options:
-            assert name == "methods" or options, f"pfl {name} takes the folders of runs"
-            return
-        name = "fit"  # of `pfl methods --config FILE`: the config of a fit
+        assert name == "methods" or options, f"pfl {name} takes the folders of runs"
+        return
     assert parser.parse_args(expand_engine_option([name, *options]))
 
 
