@@ -67,8 +67,7 @@ def results_table(trainer: L.Trainer) -> str:
     """
     writer = results_writer(trainer)
     if writer is None or not writer.chosen:
-        lacks = "has no ResultsWriter among its callbacks" if writer is None else "has evaluated no round yet"
-        raise ConfigurationError(f"there are no results to show: the Trainer {lacks}")
+        raise ConfigurationError("there are no results to show: add a ResultsWriter, and evaluate a round")
     console = Console(file=io.StringIO(), width=100, color_system=None)
     console.print(fit_table(cast(Federation, trainer.lightning_module), writer))
     return cast(io.StringIO, console.file).getvalue()

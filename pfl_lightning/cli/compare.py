@@ -70,18 +70,13 @@ def _readable_runs(paths: Sequence[Path], choice: str, metric: str) -> list[Fini
     found = {path: find_runs(path) for path in paths}
     folders = list(dict.fromkeys(folder for runs in found.values() for folder in runs))
     runs: list[FinishedRun] = []
-    damaged: list[ConfigurationError] = []
     for folder in folders:
         try:
             runs.append(read_run(folder, choice, metric))
         except ConfigurationError as error:
-            if folder in found:
+            if folder in found or (folder == folders[-1] and not runs):
                 raise
-            damaged.append(error)
-    if not runs:
-        raise damaged[0]
-    for reason in damaged:
-        warnings.warn(f"left out of the table: {reason}", stacklevel=2)
+            warnings.warn(f"left out of the table: {error}", stacklevel=2)
     return runs
 
 

@@ -71,6 +71,7 @@ def _quiet() -> None:
     """Ignore warnings and tips about ordinary training that mislead here."""
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", module="lightning.pytorch.utilities._pytree")
+    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended.*")  # it gets them expanded
     # Of a default of the package's own, a tuple, which YAML writes as a list.
     warnings.filterwarnings("ignore", r"\s*Dump of a value that does not round-trip")
     # A run's folder is its own: it is not empty where the run goes on.

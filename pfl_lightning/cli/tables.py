@@ -58,8 +58,7 @@ def print_evaluation(trainer: Any, federation: Federation, name: Literal["test",
     folder = writer.folder(trainer)
     limit = "limit_test_batches" if part == "test" else "limit_val_batches"
     if not _scores(federation, part):
-        none = f"{limit} is 0" if getattr(trainer, limit) == 0 else f"No client has a {part} part"
-        print(f"{none}: nothing was evaluated")
+        print(f"No client has a {part} part, or {limit} is 0: nothing was evaluated")
     elif (folder / f"{name}.json").is_file() and not trainer.fast_dev_run:
         title = f"{federation.method_name}: {score_name(federation, part)}, in %"
         Console().print(evaluation_table(title, federation, part))

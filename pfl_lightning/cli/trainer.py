@@ -58,7 +58,8 @@ class FederatedTrainer(L.Trainer):
         counts = datamodule.class_counts()
         groups, names = datamodule.client_groups, [*(datamodule.client_names or ())]
         unlabeled = datamodule.unlabeled_sizes
-        Console().print(architecture_table(model.describe(datamodule), f"{datamodule.num_clients} clients"))
+        described = model.describe(datamodule)  # type: ignore[arg-type]  # it has properties for the attributes
+        Console().print(architecture_table(described, f"{datamodule.num_clients} clients"))
         Console().print(
             partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled, names=names)
         )

@@ -198,13 +198,6 @@ def block_columns(rows: Sequence[MeasuredRow], settings: ReportSettings, short: 
     return found
 
 
-def headline_columns(rows: Sequence[MeasuredRow], settings: ReportSettings) -> list[Column | Fact]:
-    """The headline alone, beside the published figures."""
-    headlines = [column for column in report_columns(rows, settings) if column.is_headline]
-    names = [Fact("run", lambda row: row.label), Fact("seeds", _seeds)]
-    return [*names, *headlines, *published_columns(rows, settings.figure)]
-
-
 def published_columns(rows: Sequence[MeasuredRow], figure: str) -> list[Fact]:
     """The published figures and the differences from them; none where no row has any."""
 

@@ -22,10 +22,10 @@ from pfl_lightning.report.rows import MeasuredRow, ReportSettings, Row, blocks, 
 from pfl_lightning.report.significance import PairedTests, Ranking, compare_with_reference, rank_rows
 from pfl_lightning.report.tables import (
     Column,
+    Fact,
     TextTable,
     block_columns,
     block_table,
-    headline_columns,
     ranking_table,
     report_columns,
     significance_table,
@@ -226,7 +226,7 @@ def live_table(rows: Sequence[Row], settings: ReportSettings) -> Table:
         settings: What is shown.
     """
     report = study_report(rows, settings)
-    columns = headline_columns(report.rows, settings)
+    columns = [c for c in block_columns(report.rows, settings, short=True) if isinstance(c, Fact) or c.is_headline]
     tables = [block_table(name, some, columns) for name, some in report.blocks.items()]
     table = terminal_table(tables, _with_title(settings.title, tables))
     below = "\n".join(filter(None, [data_note(report.rows), without_note(report.rows, settings)]))

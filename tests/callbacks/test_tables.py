@@ -36,5 +36,5 @@ def test_a_run_in_python_warns_of_nothing_and_shows_its_results(tmp_path):
 
 
 def test_without_results():
-    with pytest.raises(ConfigurationError, match="has no ResultsWriter"):
+    with pytest.raises(ConfigurationError, match="add a ResultsWriter, and evaluate a round"):
         results_table(L.Trainer(logger=False, accelerator="cpu"))
