@@ -1,4 +1,4 @@
-"""One version everywhere, and documents as long as they may be."""
+"""One version everywhere, and documents that are short enough to be read."""
 
 import re
 from pathlib import Path
@@ -23,3 +23,20 @@ def test_the_version_is_one():
 def test_the_first_pages_are_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 250
+
+
+def words(path):
+    """Words of a page outside of the tables that a script writes."""
+    kept, generated = [], False
+    for line in path.read_text().splitlines():
+        generated = line.startswith("<!-- measured") or (generated and line.startswith("|"))
+        kept += [] if generated else line.replace("|", " ").split()
+    return len(kept)
+
+
+def test_the_documents_are_short():
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "decisions"]
+    assert len(pages) > 90
+    assert sum(map(words, pages)) <= 60_000
+    assert [str(path) for path in pages if words(path) > 3_000] == []
+    assert sum(map(words, (ROOT / "docs" / "decisions").glob("*.md"))) <= 8_000

@@ -15,10 +15,11 @@ NEVER = (
     "bit by bit",
     "(go|goes|gone) on with",
 )
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 CODE = [path for room in ("pfl_lightning", "callbacks", "datamodules") for path in ROOT.glob(f"{room}/**/*.py")]
 
 
-@pytest.mark.parametrize("files", [CODE], ids=["code"])
+@pytest.mark.parametrize("files", [PAGES, CODE], ids=["pages", "code"])
 def test_words_that_are_not_used(files):
     assert len(files) > 50
     pattern = re.compile("|".join(rf"\b{phrase}\b" for phrase in NEVER), re.IGNORECASE)
