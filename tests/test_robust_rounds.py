@@ -218,6 +218,13 @@ def test_a_rule_says_what_it_holds(monkeypatch, rule, holds):
     assert [text.partition(",")[0] for text in said] == ["MultiKrum holds the 5 updates of a round"] * holds
 
 
+def test_more_updates_than_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("pfl_lightning.robust.rules.memory_of", lambda device: 1000.0)
+    with pytest.raises(ConfigurationError, match=r"the 5 updates of a round, .* GB of weights, and cpu has 1e-06 GB"):
+        run(METHOD, store={"robust": MultiKrum(1)})
+    run(METHOD, store={"robust": NormClipping(1.0)})  # holds nothing
+
+
 def test_a_rule_and_privacy_exclude_each_other():
     with pytest.raises(ConfigurationError, match="robust and privacy exclude each other"):
         Federation(METHOD, "mlp", robust=MultiKrum(1), privacy=ClientPrivacy(noise_multiplier=1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -84,22 +85,27 @@ class Robust:
             raise ConfigurationError(f"max_norm bounds weights, and clients of {method} send none; take {FILTER}")
 
     def check_cohort(self, size: int, server: Aggregator) -> None:
-        """Refuse a cohort that is too small for the rule, and say how much of it is held.
+        """Refuse a cohort that is too small for the rule, or whose updates are more than the memory.
 
         Raises:
-            ConfigurationError: Says how many clients are needed.
+            ConfigurationError: Says how many clients are needed, or how many gigabytes.
         """
         if size < self.least(0):
             raise ConfigurationError(
                 f"{self!r} needs cohorts of at least {self.least(0)} clients, a round has {size}: enlarge the cohort, "
                 "or expect fewer Byzantine clients"
             )
-        if self.holds:
-            sizes = [
-                math.prod(getattr(w, "shape", w)) * getattr(w, "itemsize", 4) for w in server.expected_weights.values()
-            ]
-            held = f"the {size} updates of a round, {size * sum(sizes) / 1e9:.3g} GB of weights"
-            rank_zero_info(f"{type(self).__name__} holds {held}")
+        if not self.holds:
+            return
+        sizes = [
+            math.prod(getattr(w, "shape", w)) * getattr(w, "itemsize", 4) for w in server.expected_weights.values()
+        ]
+        device = next((t.device for t in (*server.parameters(), *server.buffers())), torch.device("cpu"))
+        held, limit = size * sum(sizes), memory_of(device)
+        said = f"{type(self).__name__} holds the {size} updates of a round, {held / 1e9:.3g} GB of weights"
+        if held > limit:
+            raise ConfigurationError(f"{said}, and {device} has {limit / 1e9:.3g} GB: choose a smaller cohort")
+        rank_zero_info(said)
 
     def bounded(self, update: ClientUpdate, sent: Broadcast) -> ClientUpdate:
         """The update with its weights scaled back to ``max_norm``, w + (w_k - w) min(1, M / |w_k - w|)."""
@@ -293,6 +299,14 @@ def steps_of(entry: Entry, sent_alone: bool = True) -> dict[str, Tensor]:
 def moved(before: Tensor, step: Tensor) -> Tensor:
     """A tensor after a step, in its own type and on its device."""
     return (in_double(before) + in_double(step)).to(before)
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes of memory that a device has; infinite where that is not known."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    known = device.type == "cpu" and hasattr(os, "sysconf")
+    return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES") if known else math.inf
 
 
 def _single(tensor: Tensor) -> Tensor:

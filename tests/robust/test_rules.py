@@ -15,7 +15,7 @@ from pfl_lightning.robust import (
     NormClipping,
     TrimmedMean,
 )
-from pfl_lightning.robust.rules import Entry
+from pfl_lightning.robust.rules import Entry, memory_of
 
 COUNTS = [3, 1, 2, 5, 4]
 
@@ -113,3 +113,8 @@ def test_rules_compose_with_a_bound():
 def test_arguments_are_checked(make, said):
     with pytest.raises(ConfigurationError, match=said):
         make()
+
+
+def test_the_memory_of_this_machine_is_known():
+    assert memory_of(torch.device("cpu")) > 1e8
+    assert memory_of(torch.device("meta")) == math.inf

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -225,7 +225,7 @@ class Worker:
                 raise RuntimeError("the worker finds no GPU: torch.cuda.is_available() is false there")
             precision = found.environment.precision
             if isinstance(precision, MixedPrecision) and precision.device != there.type:  # it names its device
-                precision = MixedPrecision(precision.precision, there.type)
+                precision = MixedPrecision(cast(Any, precision.precision), there.type)
             self._environment = replace(found.environment, device=there, precision=precision)
             self._models = tuple(model.to(there) for model in found.models)
             self._engine.threads = torch.get_num_threads()  # chosen where the workers were started
