@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pfl_lightning.errors import ConfigurationError, NoSuchClientError
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.options import Unpack
 
-__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "SplitSource", "TwoViews", "checked_length"]
-__all__ += ["class_of_batch", "client_number", "names_of", "to_device", "usual_augmentations"]
+__all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "LoaderOptions", "SplitSource", "TwoViews"]
+__all__ += ["checked_length", "class_of_batch", "client_number", "names_of", "to_device", "usual_augmentations"]
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
@@ -53,6 +54,17 @@ class BatchSource(Protocol):
         """The same batches, in the same order, each with the values (n, ...) of its samples behind the labels."""
 
 
+class LoaderOptions(TypedDict, total=False):
+    """Options of a loader, which are described in :class:`pfl_lightning.datamodules.BatchLoader`."""
+
+    device: torch.device | str
+    generator: torch.Generator | None
+    shuffle: bool
+    drop_last: bool
+    augment: bool
+    views: int
+
+
 class SplitSource(Protocol):
     """One client's samples of one kind (see ``pfl_lightning.datamodules.ClientSplit``)."""
 
@@ -68,17 +80,7 @@ class SplitSource(Protocol):
     def split(self, size: int) -> Iterator[SplitSource]:
         """Consecutive pieces of at most ``size`` samples."""
 
-    def loader(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        generator: torch.Generator | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        augment: bool = False,
-        views: int = 1,
-    ) -> BatchSource:
+    def loader(self, batch_size: int, **options: Unpack[LoaderOptions]) -> BatchSource:
         """Batches on a device."""
 
 

@@ -38,21 +38,26 @@ Schedule = Literal["rounds", "continue", "restart"]
 """What a schedule of the learning rate counts before a local fit: all rounds, the client's own, or nothing."""
 
 
-class DataOptions(TypedDict, total=False):
+class DivisionOptions(TypedDict, total=False):
+    """Keyword arguments of :class:`~pfl_lightning.datamodules.FromLoaders`: how data are divided among clients."""
+
+    test_share: float
+    test_samples_per_client: int | None
+    novel_clients: int | float
+    seed: int
+
+
+class DataOptions(DivisionOptions, total=False):
     """Keyword arguments of :class:`~pfl_lightning.datamodules.FederatedDataModule`, where they are described."""
 
     eval_batch_size: int
     validation_share: float
-    test_share: float
-    test_samples_per_client: int | None
     augment: bool | list[Augmentation]
     normalize: bool
     mean: list[float] | None
     std: list[float] | None
     drop_last: bool
     public: int | float | str | None
-    novel_clients: int | float
-    seed: int
 
 
 class ImageOptions(DataOptions, total=False):
@@ -70,12 +75,17 @@ class SGDOptions(TypedDict, total=False):
     weight_decay: float
 
 
-class FitOptions(TypedDict, total=False):
+class OptimizerOptions(TypedDict, total=False):
+    """What takes the place of SGD."""
+
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
+
+
+class FitOptions(OptimizerOptions, total=False):
     """Length of a local fit, and what takes the place of SGD."""
 
     epochs: int
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
-    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
 
 
 class SharingOptions(TypedDict, total=False):
@@ -100,6 +110,10 @@ class TrainingOptions(SGDOptions, FitOptions, SharingOptions, total=False):
 
 class OptionsWithoutSGD(FitOptions, EvaluationOptions, total=False):
     """Options of a method with its own defaults of SGD."""
+
+
+class OptionsWithoutFit(OptimizerOptions, EvaluationOptions, total=False):
+    """Options of a method with its own defaults of SGD and of the length of a local fit."""
 
 
 class ClientOptions(SGDOptions, FitOptions, EvaluationOptions, total=False):

@@ -82,13 +82,19 @@ class Aggregator(nn.Module):
     rolls_back_client_states: ClassVar[bool] = False
     """Whether what clients have stored is undone with a round: for a server that keeps a sum over their states."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse names of attributes that nothing reads any more.
+    def __init_subclass__(cls, of: type[FederatedClient] | None = None, **options: Any) -> None:
+        """Make the class the server of a method, and refuse names of attributes that nothing reads any more.
+
+        Args:
+            of: Class of the method's clients.
+            options: For other bases.
 
         Raises:
             ConfigurationError: Says the name now.
         """
         super().__init_subclass__(**options)
+        if of is not None:
+            of.aggregator_class = cls
         for former in FORMER_NAMES.keys() & vars(cls).keys():
             raise ConfigurationError(f"{cls.__name__}.{former}: servers call it {FORMER_NAMES[former]} now")
 
@@ -281,7 +287,8 @@ class AveragingAggregator(Aggregator):
     Args:
         client: See :class:`Aggregator`.
         num_clients: Number of clients, m.
-        by_samples: Whether a client counts by its number of samples; otherwise all count the same.
+        by_samples: Whether a client counts by its number of samples; otherwise all count the same. ``None`` is the
+            client's ``by_samples``.
         step: How far the global state goes towards the mean, see :func:`~pfl_lightning.functional.server_step`.
         optimizer: Makes the optimizer that takes the server's steps; ``None`` for none, which is SGD of rate 1.
     """
@@ -294,13 +301,13 @@ class AveragingAggregator(Aggregator):
         self,
         client: FederatedClient,
         num_clients: int,
-        by_samples: bool = True,
+        by_samples: bool | None = None,
         step: float = 1.0,
         optimizer: MakeOptimizer | None = None,
     ) -> None:
         super().__init__(client, num_clients)
         check_number("step (of the server)", step)
-        self.by_samples, self.step = by_samples, step
+        self.by_samples, self.step = client.by_samples if by_samples is None else by_samples, step
         self.parameter_names = frozenset(name for name, _ in client.named_parameters(remove_duplicate=False))
         self.weights = TensorDict(select_state(client, client.shared_names()))
         self._average = RunningAverage()

@@ -63,6 +63,13 @@ class FederatedClient(ModelAccess):
     """Whether the method needs no more of a model than its training step and its parameters, so that it applies to any
     LightningModule (:func:`pfl_lightning.federate`). Otherwise it needs an encoder and a head."""
 
+    aggregator_class: ClassVar[Callable[..., Aggregator]] = AveragingAggregator
+    """The method's server, set by ``class MyAggregator(Aggregator, of=MyMethod)``; by default the mean of what is
+    shared."""
+
+    by_samples: bool = True
+    """Whether the mean of the shared state is weighted by samples, not the same for every client."""
+
     equal_features: bool = False
     """Whether all clients need features of one width although they share no weights (prototypes, class means)."""
 
@@ -129,7 +136,7 @@ class FederatedClient(ModelAccess):
     ) -> None:
         super().__init__()
         check_choice("fine_tune", fine_tune, (None, "head", "all"))
-        check_choice("eval_model", eval_model, (None, "aggregated", "trained"))
+        check_choice(f"eval_model of {type(self).__name__}", eval_model, (None, *self.eval_models))
         check_choice("batch_norm", batch_norm, (None, *get_args(BatchNorm)))
         check_choice("schedule", schedule, get_args(Schedule))
         self.eval_model = eval_model or type(self).eval_model
@@ -171,8 +178,8 @@ class FederatedClient(ModelAccess):
     # ------------------------------------------------------------------ what a method says of itself
 
     def configure_aggregator(self, num_clients: int) -> Aggregator:
-        """The server's side of the method; by default the mean of the shared state, weighted by samples."""
-        return AveragingAggregator(self, num_clients)
+        """The server's side of the method; by default :attr:`aggregator_class`."""
+        return self.aggregator_class(self, num_clients)
 
     def phases(self) -> tuple[Phase, ...]:
         """The phases of a local fit, in order."""
@@ -288,7 +295,7 @@ class FederatedClient(ModelAccess):
         if self.user_module is not None and self.user_module.scores is not None:
             return self.user_module.scores
         network = self.active_network()
-        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
+        scores: Tensor = (self if network is None else network).head(self.head_input(features))  # type: ignore[operator]
         return scores
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:

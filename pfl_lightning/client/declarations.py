@@ -36,13 +36,22 @@ class Declarations(L.LightningModule):
     fixed: tuple[str, ...] = ()
     """Patterns of the parameters and buffers that keep their first value, the same for every client."""
 
+    not_exported: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the parameters and buffers that an exported client goes without: they serve its next fit alone."""
+
     batch_norm: BatchNorm = "shared"
     """Batch normalization inside the shared part: shared with it (``"shared"``), shared but for its running statistics
     (``"own_statistics"``), or personal (``"own"``)."""
 
+    shares_buffers: ClassVar[bool] = True
+    """Whether buffers in the shared part are shared, too, such as running statistics."""
+
     eval_model: str = "aggregated"
     """Model of a client that is evaluated: its personal state with what the server would send now (``"aggregated"``),
     or the model after the client's last local fit, before the averaging (``"trained"``)."""
+
+    eval_models: ClassVar[tuple[str, ...]] = ("aggregated", "trained")
+    """Values that :attr:`eval_model` may have."""
 
     frozen: frozenset[str] = frozenset()
     """Names of the parameters, and of buffers of their layers, that were frozen (``requires_grad=False``) when the
@@ -165,7 +174,11 @@ class Declarations(L.LightningModule):
         own = set() if self.batch_norm == "shared" else norm_names(self, affine=self.batch_norm == "own")
         own |= self.frozen
         found = [name for name in self.match(self.state_dict().keys(), self.shared) if name not in own]
-        return found if self.user_module is None else self.user_module.shared_names(found)
+        found = found if self.user_module is None else self.user_module.shared_names(found)
+        if self.shares_buffers:
+            return found
+        trained = {name for name, _ in self.named_parameters()}
+        return [name for name in found if name in trained]
 
     def personal_names(self) -> list[str]:
         """Names of the parameters and persistent buffers that stay with the client."""
@@ -186,7 +199,11 @@ class Declarations(L.LightningModule):
 
     def exported_names(self) -> list[str]:
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
-        return list(self.state_dict()) if self.user_module is None else self.user_module.exported_names()
+        if self.user_module is not None:
+            return self.user_module.exported_names()
+        own = list(self.state_dict())
+        left_out = set(self.match(own, self.not_exported))
+        return [name for name in own if name not in left_out]
 
     # ------------------------------------------------------------------ terms of the loss
 
@@ -195,7 +212,8 @@ class Declarations(L.LightningModule):
     :class:`~pfl_lightning.phases.Phase` may choose from."""
 
     exported_losses: ClassVar[tuple[str, ...] | None] = None
-    """Names of the loss terms in a step of an exported model, outside a federation; ``None`` for ``loss_names``."""
+    """Names of the loss terms in a step of an exported model, outside a federation; ``None`` for those of a
+    personalization."""
 
     personalization_losses: ClassVar[tuple[str, ...] | None] = None
     """Names of the loss terms in a personalization or a fine-tuning; ``None`` for ``loss_names``."""

@@ -17,7 +17,7 @@ from pfl_lightning.client.declarations import Declarations
 from pfl_lightning.data import SplitSource
 from pfl_lightning.fit.context import FitContext
 from pfl_lightning.fit.data import FitData
-from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer, ScoringTask
 from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.functional.numerics import hits
 from pfl_lightning.metrics import EvalMetrics
@@ -193,7 +193,7 @@ class ModelAccess(Declarations):
             make_trainer: Makes an inner Trainer, in engines that have one, for a user's module.
         """
         if self.user_module is not None:
-            return self.user_module.evaluate(part, stage, data, environment, make_trainer)
+            return self.user_module.evaluate(ScoringTask(part, stage, data, environment, make_trainer))
         if self.uses_knn_evaluation():
             return score_neighbors(self.encoder, part, data, environment)
         return score_part(self, part, data.eval_batch_size, environment)

@@ -12,6 +12,7 @@ from torchvision.models.googlenet import GoogLeNet as TorchvisionGoogLeNet
 from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.shufflenetv2 import ShuffleNetV2 as TorchvisionShuffleNetV2
 
+from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.encoders.convolutional import image_shape
 from pfl_lightning.encoders.registry import register
 
@@ -112,8 +113,7 @@ class ResNet18(ResNet):
 
 
 def _check(stem: str, layers: Sequence[int], strides: Sequence[int], stem_strides: Sequence[int]) -> None:
-    if stem not in ("imagenet", "small"):
-        raise ValueError(f"the stem of ResNet18 is 'imagenet' or 'small', got {stem!r}")
+    check_choice("the stem of ResNet18", stem, ("imagenet", "small"))
     for name, numbers, length in (("layers", layers, 4), ("strides", strides, 4), ("stem_strides", stem_strides, 2)):
         if len(numbers) != length or min(numbers) < 1:
             raise ValueError(f"{name} of ResNet18 are {length} positive numbers, got {tuple(numbers)}")
@@ -251,8 +251,7 @@ def feature_width(out_features: int | None, native: int) -> int:
         ValueError: If the width is below one.
     """
     width = native if out_features is None else out_features
-    if width < 1:
-        raise ValueError(f"out_features must be at least 1 (or None for the {native} pooled ones), got {out_features}")
+    check_at_least("out_features", width, 1)
     return width
 
 

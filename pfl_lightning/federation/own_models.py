@@ -79,7 +79,7 @@ def client_model(federation: Federation, client: int | str) -> L.LightningModule
                 stage.close()
     own = copy_module(model)
     forget_preparation(model)
-    own.phase = Phase(losses=own.exported_losses)
+    own.phase = Phase(losses=own.exported_losses or own.personalization_losses)
     return own.exported_module()
 
 

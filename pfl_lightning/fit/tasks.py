@@ -14,6 +14,7 @@ from pfl_lightning.class_metrics import ClassMetric
 from pfl_lightning.data import SplitSource
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.context import FitContext, RunFacts
+from pfl_lightning.fit.data import FitData
 from pfl_lightning.functional.tensor_lists import copied
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.metrics import EvalMetrics
@@ -168,6 +169,25 @@ class EvaluationTask:
     validation: SplitSource | None = None
     test: SplitSource | None = None
     attributes: bytes = b""
+
+
+@dataclass(frozen=True)
+class ScoringTask:
+    """One part of a client's data, on which the model that its module holds is evaluated.
+
+    Attributes:
+        part: The samples; at least one.
+        stage: ``"validation"`` or ``"test"``.
+        data: The client's training data and settings.
+        environment: Settings of the outer Trainer and of the run.
+        make_trainer: Makes an inner Trainer; gives ``None`` where an engine has none.
+    """
+
+    part: SplitSource
+    stage: str
+    data: FitData
+    environment: FitEnvironment
+    make_trainer: MakeTrainer
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 from pfl_lightning.state.closures import copy_module
-
-__all__ = ["FrozenCopy"]
 
 
 class FrozenCopy(nn.Module):
@@ -34,6 +34,10 @@ class FrozenCopy(nn.Module):
                 )
         copies = (parameters_to_buffers(copy_module(network), persistent=persistent) for network in networks)
         self.networks = nn.ModuleList(copies)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode, whatever the mode of the client."""
+        return super().train(False)
 
     @torch.no_grad()
     def take_over(self, *networks: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_learning_rate, check_number
+from pfl_lightning.checks import check_learning_rate
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
@@ -91,34 +90,19 @@ def what_is_made(configured: Any) -> str:
     return " and ".join(dict.fromkeys(kinds))
 
 
-def check_plain_sgd(lr: float, momentum: float, replaced: Mapping[str, object], purpose: str, alternative: str) -> None:
-    """Refuse arguments that make the sum of a fit's steps no multiple of a mean of gradients.
-
-    Args:
-        lr: Rate of the local SGD, by which the sum is divided.
-        momentum: Its momentum.
-        replaced: Arguments that stand for another optimizer or schedule, by name; ``None`` where they are not given.
-        purpose: What the method takes from the steps, such as ``"FedCM takes the mean of the gradients"``.
-        alternative: What else the user may do, such as ``"use FedAvg"``.
-    """
-    _check_rates(lr, momentum, purpose, alternative)
-    for name, value in replaced.items():
-        if value is not None:
-            raise ConfigurationError(
-                f"{purpose} from the steps of SGD at a constant rate, and {name} was given: leave it out, or "
-                f"{alternative}"
-            )
-
-
 def check_steps_of_sgd(client: FederatedClient, purpose: str, alternative: str) -> None:
-    """Refuse phases and optimizers of a subclass whose steps are not those of SGD at the method's lr and momentum.
+    """Refuse rates, phases and optimizers of which the steps are not those of SGD at the method's lr and momentum.
 
     Args:
         client: Its one phase and what its ``configure_optimizers`` makes are looked at.
-        purpose: What the method takes from the steps, as in :func:`check_plain_sgd`.
-        alternative: What else the user may do.
+        purpose: What the method takes from the steps, such as ``"FedCM takes the mean of the gradients"``.
+        alternative: What else the user may do, such as ``"use FedAvg"``.
     """
-    _check_rates(client.lr, client.momentum, purpose, alternative)
+    check_learning_rate(f"lr ({purpose} from the steps, and divides by it)", client.lr, strict=True)
+    if client.momentum >= 1:
+        raise ConfigurationError(
+            f"momentum must be below 1, got {client.momentum}: {purpose} from the steps of SGD; or {alternative}"
+        )
     phases, name = client.phases(), type(client).__name__
     if len(phases) > 1:
         raise ConfigurationError(
@@ -138,14 +122,4 @@ def check_steps_of_sgd(client: FederatedClient, purpose: str, alternative: str) 
         raise ConfigurationError(
             f"{purpose} from the steps of {expected}, and {name} makes {made} (configure_optimizers and phases()): "
             f"pass lr and momentum to the method and leave the rest out, or {alternative}"
-        )
-
-
-def _check_rates(lr: float, momentum: float, purpose: str, alternative: str) -> None:
-    """Refuse a rate of 0, and a momentum by which gradients never cease to act."""
-    check_learning_rate(f"lr ({purpose} from the steps, and divides by it)", lr, strict=True)
-    check_number("momentum", momentum)
-    if momentum >= 1:
-        raise ConfigurationError(
-            f"momentum must be below 1, got {momentum}: {purpose} from the steps of SGD; or {alternative}"
         )

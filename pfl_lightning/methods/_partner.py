@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.client import Batch, FederatedClient, FitContext, Phase
-from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, encoder_class, encoder_label
+from pfl_lightning.encoders import EncoderFactory, encoder_class, encoder_label
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.state.closures import copy_module
@@ -44,7 +44,7 @@ class PartnerClient(FederatedClient):
     pair_losses: ClassVar[tuple[str, ...]]
     """Names of the loss terms that need both networks."""
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported: ClassVar[tuple[str, ...]] = PARTNER
 
     partner: Any
     serving: Tensor | None
@@ -75,10 +75,6 @@ class PartnerClient(FederatedClient):
         """Hold a network with an encoder and a head as the partner."""
         self.partner = partner
         self.frozen |= self.find_frozen(partner)
-
-    def exported_names(self) -> list[str]:
-        """One network alone."""
-        return [name for name in super().exported_names() if not name.startswith("partner.")]
 
     def before_evaluation(self, context: FitContext) -> None:
         """A client that has never trained is evaluated with the partner, which others have trained."""
@@ -137,13 +133,9 @@ class PartnerClient(FederatedClient):
         inputs, labels = batch[:2]
         if self.serving is not None:
             return self.sum_of_terms({"cross_entropy": F.cross_entropy(self(inputs), labels)})
-        if not self.trains_pair():
+        if not all(self.uses(name) for name in self.pair_losses):  # in a fine-tuning
             return super().training_step(batch, batch_idx)
         return self.sum_of_terms(self.pair_terms(self.encode(inputs), self.partner.encoder(inputs), labels))
-
-    def trains_pair(self) -> bool:
-        """Return whether both networks train in the current phase."""
-        return all(self.uses(name) for name in self.pair_losses)
 
     def pair_terms(self, features: Tensor, partner_features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Terms of the loss by name, from features (N, d) of the own network and those of the partner (N, d')."""
@@ -154,13 +146,9 @@ def _one_encoder(partner: Any) -> str | EncoderFactory | None:
     """What makes the partner's encoder, checked as far as it can be without data."""
     if isinstance(partner, str):
         encoder_class(partner)
-    elif isinstance(partner, EncoderAssignment | list | tuple):
-        raise ConfigurationError(
-            f"partner must be one encoder, the same for all clients, got {type(partner).__name__}; a list or an "
-            "assignment of encoders belongs to the federation's own encoder"
-        )
     elif partner is not None and not callable(partner):
         raise ConfigurationError(
-            f"partner must be a registered name or a callable from the shape of a sample to an encoder, got {partner!r}"
+            "partner must be one encoder for all clients, a registered name or a callable from the shape of a sample "
+            f"to an encoder, got {partner!r}; a list of encoders belongs to the federation's own encoder"
         )
     return cast("str | EncoderFactory | None", partner)

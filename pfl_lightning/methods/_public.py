@@ -41,6 +41,13 @@ class PublicUpdate(ClientUpdate):
     scores: Tensor | None = statistics_field(shape="S C", floating=True, when="takes_scores", tells="public scores")
 
 
+class PublicOptions(ClientOptions, total=False):
+    """Options of a client that learns from public samples."""
+
+    digest_epochs: int
+    public_batch_size: int
+
+
 class DistillingClient(FederatedClient):
     """Client that digests targets for public samples, then trains on its own; it sends scores instead of weights.
 
@@ -61,7 +68,6 @@ class DistillingClient(FederatedClient):
     batch_norm = "own"
     loss_names: ClassVar[tuple[str, ...]] = ("cross_entropy", "distillation")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,

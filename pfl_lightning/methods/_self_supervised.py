@@ -13,6 +13,12 @@ from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput, make_objective
 
 
+class SelfSupervisedOptions(ClientOptions, total=False):
+    """Keyword arguments of :class:`~pfl_lightning.methods.PFLSSL`, where they are described."""
+
+    objective: str | ObjectiveFactory
+
+
 class SelfSupervisedClient(FederatedClient):
     """Client whose encoder trains on an objective of two augmented views, without labels.
 
@@ -34,6 +40,7 @@ class SelfSupervisedClient(FederatedClient):
     evaluation = "knn"  # until a head is fitted
     loss_names: ClassVar[tuple[str, ...]] = ("self_supervised",)
     personalization_losses = ("cross_entropy",)
+    exported_losses = ("self_supervised",)
     uses_unlabeled_data = True
     views = 2
 

@@ -45,7 +45,6 @@ class APFL(FederatedClient):
     batch_norm = "shared"
     loss_names = ("cross_entropy", "mixture")
     personalization_losses = ("mixture",)
-    exported_losses = ("mixture",)
 
     alpha: Tensor
     started: Tensor

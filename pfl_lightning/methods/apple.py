@@ -15,12 +15,10 @@ from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import scores_at
 from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.methods._bank import BankBroadcast, row_of, stacked
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, load_state, select_state
-
-__all__ = ["APPLE", "APPLEAggregator"]
 
 
 class APPLE(FederatedClient):
@@ -44,9 +42,10 @@ class APPLE(FederatedClient):
         "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", "Luo and Wu", "IJCAI", 2022
     )
     batch_norm = "own_statistics"
+    shares_buffers = False
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("relationships",)
 
     relationships: nn.Parameter
     members: Tensor
@@ -85,15 +84,6 @@ class APPLE(FederatedClient):
         """Refuse several encoders, be they alike."""
         if not hasattr(self, "relationships"):
             raise ConfigurationError("APPLE mixes models of one encoder, got several: give one encoder for all clients")
-
-    def shared_names(self) -> list[str]:
-        """Names of the parameters of a core; buffers stay on the client."""
-        trained = {name for name, _ in self.named_parameters()}
-        return [name for name in super().shared_names() if name in trained]
-
-    def exported_names(self) -> list[str]:
-        """The model alone."""
-        return [name for name in super().exported_names() if name != "relationships"]
 
     def receive(self, broadcast: Broadcast) -> None:
         """Hold all cores, and take over the own one."""
@@ -135,13 +125,12 @@ class APPLE(FederatedClient):
         return self.sum_of_terms({"cross_entropy": F.cross_entropy(scores, labels), "proximal": proximal})
 
 
-class APPLEAggregator(Aggregator):
+class APPLEAggregator(CohortAggregator):
     """Keeps every client's core, and sends all of them."""
 
     def __init__(self, client: APPLE, num_clients: int) -> None:
         super().__init__(client, num_clients)
         self.cores = ClientStates(select_state(client, client.shared_names()), num_clients)
-        self._received: list[ClientUpdate] = []  # messages, which a snapshot of the server does not copy
 
     def broadcast(self, client: int, round: int) -> BankBroadcast:
         """The cores of all clients that take part, the same for every client."""
@@ -149,12 +138,7 @@ class APPLEAggregator(Aggregator):
         bank = stacked([self.cores.get(other) for other in members])
         return BankBroadcast(client=client, round=round, bank=bank, members=torch.tensor(members))
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Hold a client's core until the round ends."""
-        self._received.append(update)
-
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[ClientUpdate]) -> None:
         """Take over the cores of the cohort."""
-        received, self._received = self._received, []
-        for update in received:
+        for update in cohort:
             self.cores.set(update.client, update.weights)

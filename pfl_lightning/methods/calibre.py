@@ -9,19 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfl_lightning.checks import check_at_least, check_choice, check_number
-from pfl_lightning.client import Citation, FederatedClient, FitContext
+from pfl_lightning.client import FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import divergence_rate, kmeans, prototype_contrastive_loss, prototype_meta_loss
 from pfl_lightning.functional.clustering import num_candidates
 from pfl_lightning.messages import ClientUpdate, State, statistics_field
 from pfl_lightning.methods._class_means import check_finite
-from pfl_lightning.methods._self_supervised import SelfSupervisedClient
-from pfl_lightning.options import OptionsWithoutSGD, Unpack
-from pfl_lightning.self_supervised import ObjectiveFactory, ObjectiveOutput
+from pfl_lightning.methods._self_supervised import SelfSupervisedOptions
+from pfl_lightning.methods.pfl_ssl import PFLSSL
+from pfl_lightning.options import Unpack
+from pfl_lightning.self_supervised import ObjectiveOutput
 from pfl_lightning.self_supervised.objective import features_of
 from pfl_lightning.server import AveragingAggregator
-
-__all__ = ["Calibre", "CalibreUpdate", "DivergenceAwareAggregator"]
 
 STARTS = 4
 """Starts of the k-means on a batch."""
@@ -41,7 +40,7 @@ class CalibreUpdate(ClientUpdate):
     divergence: Tensor = statistics_field(shape="", floating=True, at_least=0, tells="quality of fit")
 
 
-class Calibre(SelfSupervisedClient):
+class Calibre(PFLSSL):
     """A self-supervised objective with two regularizers on prototypes of clusters; better clusters weigh more.
 
     The stage "train": Algorithm 1 on the clients, then an average with weights by the divergence rates. The head is
@@ -58,8 +57,6 @@ class Calibre(SelfSupervisedClient):
     Args:
         encoder: See :class:`~pfl_lightning.client.FederatedClient`.
         num_classes: Number of classes, C.
-        objective: L_ssl: ``"simclr"``, ``"byol"``, ``"simsiam"``, ``"mocov2"``, ``"swav"``, ``"smog"``, or what makes a
-            :class:`~pfl_lightning.self_supervised.Objective` from the encoder.
         alpha_n: Weight of L_n, the prototype meta-regularizer.
         alpha_p: Weight of L_p, the prototype contrastive regularizer.
         clusters: Of the encodings of a batch, and of all encodings of a client for its divergence rate.
@@ -69,21 +66,11 @@ class Calibre(SelfSupervisedClient):
         divergence_of: ``"encodings"`` measures the rate of the encodings as they are, ``"unit_length"`` of those of
             unit length. The losses hardly see the scale of an encoder, and the rate of encodings as they are does:
             with it the client whose encodings are smallest counts most.
-        lr: Learning rate.
-        momentum: Momentum.
-        weight_decay: Weight decay.
-        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
+        options: Arguments of :class:`~pfl_lightning.methods.PFLSSL`, such as ``objective``, L_ssl.
     """
 
-    citation = Citation(
-        "Calibre: Towards Fair and Accurate Personalized Federated Learning with Self-Supervised Learning",
-        "Chen et al.",
-        "ICDCS",
-        2024,
-    )
-
+    citation = PFLSSL.citation
     loss_names = ("self_supervised", "prototype_meta", "prototype_contrastive")
-    paper_batch_size = 128
 
     cluster_noise: Tensor
 
@@ -92,21 +79,15 @@ class Calibre(SelfSupervisedClient):
         encoder: nn.Module,
         num_classes: int,
         *,
-        objective: str | ObjectiveFactory = "simclr",
         alpha_n: float = 0.3,
         alpha_p: float = 0.3,
         clusters: int = 10,
         prototype_temperature: float = 0.5,
         aggregation: str = "divergence",
         divergence_of: str = "encodings",
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        **options: Unpack[OptionsWithoutSGD],
+        **options: Unpack[SelfSupervisedOptions],
     ) -> None:
-        super().__init__(
-            encoder, num_classes, objective=objective, lr=lr, momentum=momentum, weight_decay=weight_decay, **options
-        )
+        super().__init__(encoder, num_classes, **options)
         check_number("alpha_n", alpha_n)
         check_number("alpha_p", alpha_p)
         check_number("prototype_temperature", prototype_temperature, strict=True)
@@ -135,22 +116,15 @@ class Calibre(SelfSupervisedClient):
             ConfigurationError: Batches have fewer samples than there are clusters.
         """
         super().before_fit(context)
-        if self._regularized:
-            self._check_batch_size(context)
+        if self.alpha_n > 0 or self.alpha_p > 0:
+            if context.data.batch_size < self.clusters:
+                raise ConfigurationError(
+                    f"{context.who}, round {context.round + 1}: batches of {context.data.batch_size} samples "
+                    f"cannot be divided into {self.clusters} clusters; use a batch_size of at least {self.clusters}, "
+                    "or fewer clusters"
+                )
             self.cluster_noise.copy_(torch.rand(self.cluster_noise.shape, dtype=torch.float32))  # alike on all devices
         return int(torch.randint(2**62, ())) if self.aggregation == "divergence" else None
-
-    @property
-    def _regularized(self) -> bool:
-        return self.alpha_n > 0 or self.alpha_p > 0
-
-    def _check_batch_size(self, context: FitContext) -> None:
-        if context.data.batch_size < self.clusters:
-            raise ConfigurationError(
-                f"{context.who}, round {context.round + 1}: batches of {context.data.batch_size} samples "
-                f"cannot be divided into {self.clusters} clusters; use a batch_size of at least {self.clusters}, or "
-                "fewer clusters"
-            )
 
     def objective_terms(self, output: ObjectiveOutput) -> dict[str, Tensor]:
         """L_ssl + alpha_n L_n + alpha_p L_p of two views e, o of a batch (Algorithm 1)."""

@@ -12,12 +12,10 @@ from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.functional import weighted_average
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
 from pfl_lightning.methods._bank import row_of, stacked, weights_in_clusters
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
-
-__all__ = ["CFL", "CFLAggregator", "bipartition"]
 
 
 class CFL(FederatedClient):
@@ -72,12 +70,8 @@ class CFL(FederatedClient):
         self.eps_1, self.eps_2, self.gamma_max = eps_1, eps_2, gamma_max
         self.first_split, self.linkage, self.by_samples = first_split, linkage, by_samples
 
-    def configure_aggregator(self, num_clients: int) -> CFLAggregator:
-        """The server of CFL."""
-        return CFLAggregator(self, num_clients)
 
-
-class CFLAggregator(Aggregator):
+class CFLAggregator(CohortAggregator, of=CFL):
     """A tree of models: its leaves are the clusters, and a node that was split keeps the model that it had then.
 
     A client that was not in the cohort when its cluster was split gets the model from before the split, until an update
@@ -98,22 +92,14 @@ class CFLAggregator(Aggregator):
         self.births = TensorDict(first)  # those that they began with: what the clients of a part went towards
         self.tree = TensorDict({"parts": torch.zeros(1, dtype=torch.int64)})  # first of a node's two parts; 0 in leaves
         self.places = ClientStates({"node": torch.zeros((), dtype=torch.int64)}, num_clients)
-        self._cohort: list[ClientUpdate] = []  # messages, which a snapshot of the server does not copy
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The model of the client's node."""
         weights = row_of(self.models.as_state(), self._node(client))
         return Broadcast(client=client, round=round, weights=weights)
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Keep the client's model until the round ends."""
-        self._cohort.append(update)
-
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[ClientUpdate]) -> None:
         """Average every cluster, after a split where one is due, and see where late clients belong."""
-        cohort, self._cohort = self._cohort, []
-        if not cohort:
-            return
         self.metrics = {}
         groups: dict[int, list[ClientUpdate]] = {}
         for update in cohort:

@@ -115,10 +115,6 @@ class DCPFL(FederatedClient):
         self.factors = factors
         self.received = ReceivedMeans(num_classes, self.feature_width)
 
-    def configure_aggregator(self, num_clients: int) -> DCPFLAggregator:
-        """The server of DC-PFL."""
-        return DCPFLAggregator(self, num_clients)
-
     def receive(self, broadcast: Broadcast) -> None:
         """Replace the head by the global one; take over the global class means."""
         super().receive(broadcast)
@@ -173,7 +169,7 @@ class DCPFL(FederatedClient):
         ).to(like.device)
 
 
-class DCPFLAggregator(HeadAggregator):
+class DCPFLAggregator(HeadAggregator, of=DCPFL):
     """Trains the head on class means, pools the clients' statistics, and fine-tunes the head on virtual features."""
 
     update_class = DCPFLUpdate

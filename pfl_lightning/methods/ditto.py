@@ -8,7 +8,6 @@ from pfl_lightning.checks import check_at_least, check_learning_rate, check_numb
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.functional import proximal_term
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator, AveragingAggregator
 
 
 class Ditto(FederatedClient):
@@ -35,7 +34,7 @@ class Ditto(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("global_model.*",)
 
     def __init__(
         self,
@@ -59,17 +58,9 @@ class Ditto(FederatedClient):
         self.global_model = self.copy_network()
         self.frozen |= self.find_frozen(self.global_model)
 
-    def configure_aggregator(self, num_clients: int) -> Aggregator:
-        """The mean of the global models."""
-        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)
-
     def active_network(self) -> nn.Module | None:
         """The global model where it alone trains; otherwise the personal one."""
         return self.global_model if self.training and self.phase.trains_only("global_model") else None
-
-    def exported_names(self) -> list[str]:
-        """The personal model alone."""
-        return [name for name in super().exported_names() if not name.startswith("global_model.")]
 
     def phases(self) -> tuple[Phase, ...]:
         """Algorithm 1, v_k before w (there after it): neither depends on the other, and w^t is still at hand."""

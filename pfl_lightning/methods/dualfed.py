@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,7 @@ from pfl_lightning.encoders.mlp import make_projector
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import supervised_contrastive_loss
 from pfl_lightning.functional.numerics import at_least_single
-from pfl_lightning.options import EvaluationOptions, Unpack
-from pfl_lightning.server import AveragingAggregator
+from pfl_lightning.options import OptionsWithoutFit, Unpack
 
 PARTS = ("encoder", "projector", "head", "global_head")
 
@@ -66,6 +65,7 @@ class DualFed(FederatedClient):
     scores_features = True
     shared: tuple[str, ...] = ("encoder.*", "global_head.*")
     batch_norm = "own_statistics"
+    by_samples = False  # (11)
     heads = ("head.*", "global_head.*")
     loss_names = ("cross_entropy", "contrastive", "global_cross_entropy")
     paper_batch_size = 256
@@ -89,20 +89,10 @@ class DualFed(FederatedClient):
         momentum: float = 0.5,
         weight_decay: float = 0.0,
         epochs: int = 1,
-        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
-        **options: Unpack[EvaluationOptions],
+        **options: Unpack[OptionsWithoutFit],
     ) -> None:
         super().__init__(
-            encoder,
-            num_classes,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            **options,
+            encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, epochs=epochs, **options
         )
         check_number("contrastive (lambda)", contrastive)
         check_number("temperature (tau)", temperature, strict=True)
@@ -126,10 +116,6 @@ class DualFed(FederatedClient):
         self.projector = make_projector(width, projector_hidden, projector_depth, projector_batch_norm)
         self.global_head = nn.Linear(width, num_classes)
         self.shared = tuple(f"{part}.*" for part in PARTS if part not in personal)
-
-    def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
-        """The plain mean over clients (11), whatever their sizes."""
-        return AveragingAggregator(self, num_clients, by_samples=False)
 
     def remedies(self) -> tuple[str, ...]:
         """A smaller lambda."""

@@ -15,8 +15,8 @@ from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import ReceivedMeans, finite_features
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator
 from pfl_lightning.state.client_states import ClientStates
 
 
@@ -83,7 +83,6 @@ class FD(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "distillation")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -100,10 +99,6 @@ class FD(FederatedClient):
         check_choice("average", average, ("scores", "probabilities"))
         self.gamma, self.average, self.by_samples = gamma, average, by_samples
         self.others = ReceivedMeans(num_classes, num_classes)  # F_y
-
-    def configure_aggregator(self, num_clients: int) -> FDAggregator:
-        """The server of FD."""
-        return FDAggregator(self, num_clients)
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the others' mean scores."""
@@ -142,7 +137,7 @@ class FD(FederatedClient):
         )
 
 
-class FDAggregator(Aggregator):
+class FDAggregator(CohortAggregator, of=FD):
     """Gives each client the mean, class by class, of what the others of the last cohort have sent."""
 
     update_class = FDUpdate
@@ -159,7 +154,6 @@ class FDAggregator(Aggregator):
         # On the host and in double precision, whatever the run's: a client's own part is subtracted.
         self.sent = ClientStates(nothing, num_clients)  # by each client, in its last round
         self.total = ClientStates(nothing, 1)  # of the last cohort
-        self._arrived: list[FDUpdate] = []
 
     def broadcast(self, client: int, round: int) -> FDBroadcast:
         """The mean over the others, of classes that the client has as far as it is known."""
@@ -174,20 +168,12 @@ class FDAggregator(Aggregator):
         scores = (sums[classes] / weights[classes, None]).to(self.dtype)
         return FDBroadcast(client=client, round=round, classes=classes, scores=scores)
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Keep what a client has sent until the round's end: in this round the sums of the last are sent."""
-        assert isinstance(update, FDUpdate)
-        self._arrived.append(update)
-
-    def aggregate(self) -> None:
-        """Sum up the cohort's scores of each class."""
-        arrived, self._arrived = self._arrived, []
-        if not arrived:
-            return
+    def combine(self, cohort: list[FDUpdate]) -> None:
+        """Sum up the cohort's scores of each class; within the round the sums of the last one were sent."""
         total = {name: tensor.clone() for name, tensor in self.total.initial.items()}
         number = int(self.total.get(0)["round"]) + 1  # counted here, since rounds of another fit begin at 0 again
         total["round"].fill_(number)
-        for update in arrived:
+        for update in cohort:
             own = {name: tensor.clone() for name, tensor in self.sent.initial.items()}
             classes = update.classes.cpu()
             counts = torch.ones(len(classes)) if update.counts is None else update.counts.cpu()

@@ -44,6 +44,7 @@ class FedALA(FederatedClient):
         "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", "Zhang et al.", "AAAI", 2023
     )
     batch_norm = "shared"
+    not_exported = ("own.*", "mixing.*", "learned")
 
     learned: Tensor
 
@@ -80,10 +81,6 @@ class FedALA(FederatedClient):
         """The parameters that are mixed."""
         trained = [(name, p) for name, p in self.named_parameters() if name not in self.frozen]
         return dict(trained if self.layers is None else trained[-self.layers :])
-
-    def exported_names(self) -> list[str]:
-        """The model, without the weights and the own layers that the next fit begins with."""
-        return [n for n in super().exported_names() if not n.startswith(("own.", "mixing.")) and n != "learned"]
 
     def before_fit(self, context: FitContext) -> None:
         """Learn the weights and mix; a client without a fit of its own goes on from the received model."""

@@ -9,9 +9,10 @@ from pfl_lightning.checks import check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage, proximal_term
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import Broadcast, ClientUpdate, State
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import AggregationWeights, Aggregator
+from pfl_lightning.server import AggregationWeights
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, load_state, select_state
 
@@ -37,11 +38,12 @@ class FedAMP(FederatedClient):
     citation = Citation("Personalized Cross-Silo Federated Learning on Non-IID Data", "Huang et al.", "AAAI", 2021)
     feature_based = True
     batch_norm = "own_statistics"
+    shares_buffers = False
     eval_model = "trained"
+    eval_models = ("trained",)  # clients never load what the server sends
     averages_samples = True
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -71,24 +73,10 @@ class FedAMP(FederatedClient):
             )
         if attention == "cosine" and step is not None:
             raise ConfigurationError("step (alpha) is of attention='gaussian'; with 'cosine' leave it out")
-        if self.eval_model == "aggregated":
-            raise ConfigurationError(
-                "eval_model='aggregated' of FedAMP: clients never load what the server sends and continue from their "
-                "own models; leave it out"
-            )
         self.attention, self.sigma, self.own_share = attention, sigma, own_share
         self.step = 1.0 if step is None else step
         self.proximal, self.start = proximal, start
         self.mixture = TensorDict(persistent=False)  # u_k, for the time of a fit
-
-    def configure_aggregator(self, num_clients: int) -> FedAMPAggregator:
-        """The server of FedAMP."""
-        return FedAMPAggregator(self, num_clients)
-
-    def shared_names(self) -> list[str]:
-        """Names of the parameters; buffers enter neither distance, so that they stay on the client."""
-        trained = {name for name, _ in self.named_parameters()}
-        return [name for name in super().shared_names() if name in trained]
 
     def kept_names(self) -> list[str]:
         """Names of the whole model, which a client keeps from round to round; what is frozen is the same for all."""
@@ -115,7 +103,7 @@ class FedAMP(FederatedClient):
         return terms
 
 
-class FedAMPAggregator(Aggregator):
+class FedAMPAggregator(CohortAggregator, of=FedAMP):
     """Mixes a model u_i = sum_j xi_ij w_j for each client of the cohort; the others keep theirs."""
 
     def __init__(self, client: FedAMP, num_clients: int) -> None:
@@ -123,35 +111,28 @@ class FedAMPAggregator(Aggregator):
         self.attention, self.sigma, self.step = client.attention, client.sigma, client.step
         self.own_share = client.own_share
         self.mixtures = ClientStates(select_state(client, client.shared_names()), num_clients)
-        self._start_round()
-
-    def _start_round(self) -> None:
-        self._cohort: list[ClientUpdate] = []  # messages, which a snapshot of the server does not copy
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The client's own mixture; before its first round the model that all start from."""
         return Broadcast(client=client, round=round, weights=self.mixtures.get(client))
 
     def receive(self, update: ClientUpdate) -> None:
-        """Keep the client's model until the round ends."""
-        self._cohort.append(update.to(torch.device("cpu")))
+        """Keep the client's model until the round ends, on the host."""
+        super().receive(update.to(torch.device("cpu")))
 
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[ClientUpdate]) -> None:
         """The cohort's mixtures."""
-        if self._cohort:
-            clients = tuple(update.client for update in self._cohort)
-            weights = self._attention()
-            self.aggregation_weights = AggregationWeights(clients, weights)
-            for row, client in enumerate(clients):
-                mixture = RunningAverage()
-                for weight, update in zip(weights[row].tolist(), self._cohort, strict=True):
-                    mixture.update(update.weights, weight)
-                self.mixtures.set(client, mixture.result())  # u_i = sum_j xi_ij w_j
-        self._start_round()
+        clients, models = tuple(update.client for update in cohort), [update.weights for update in cohort]
+        weights = self._attention(models)
+        self.aggregation_weights = AggregationWeights(clients, weights)
+        for row, client in enumerate(clients):
+            mixture = RunningAverage()
+            for weight, model in zip(weights[row].tolist(), models, strict=True):
+                mixture.update(model, weight)
+            self.mixtures.set(client, mixture.result())  # u_i = sum_j xi_ij w_j
 
-    def _attention(self) -> Tensor:
+    def _attention(self, models: list[State]) -> Tensor:
         """xi, (m, m), in double precision; one tensor of the models after the other, as they may be large."""
-        models = [update.weights for update in self._cohort]
         stacks = (torch.stack([model[name].double().flatten() for model in models]) for name in models[0])
         if self.attention == "cosine":
             products = torch.stack([stack @ stack.T for stack in stacks]).sum(dim=0)

@@ -61,7 +61,7 @@ class FedAS(FederatedClient):
     eval_model = "trained"
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("prototypes", "present")
 
     prototypes: Tensor
     present: Tensor
@@ -95,14 +95,6 @@ class FedAS(FederatedClient):
         # Personal: class means at the encoder that the client's last fit ended with.
         self.register_buffer("prototypes", torch.zeros(num_classes, self.feature_width))
         self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool))
-
-    def configure_aggregator(self, num_clients: int) -> FedASAggregator:
-        """The server of FedAS."""
-        return FedASAggregator(self, num_clients)
-
-    def exported_names(self) -> list[str]:
-        """The model, without what the next fit begins with."""
-        return [name for name in super().exported_names() if name not in ("prototypes", "present")]
 
     def phases(self) -> tuple[Phase, ...]:
         """The alignment of the received encoder, once the client has a model; then encoder and head."""
@@ -166,7 +158,7 @@ class FedAS(FederatedClient):
         return trace.to(self.statistics_like())
 
 
-class FedASAggregator(AveragingAggregator):
+class FedASAggregator(AveragingAggregator, of=FedAS):
     """Averages encoders, weighted by the clients' Fisher traces."""
 
     update_class = FedASUpdate

@@ -6,7 +6,6 @@ from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient, Phase
 from pfl_lightning.options import TrainingOptions, Unpack
-from pfl_lightning.server import Aggregator, AveragingAggregator
 
 
 class FedBABU(FederatedClient):
@@ -55,10 +54,6 @@ class FedBABU(FederatedClient):
             **options,
         )
         self.by_samples = by_samples
-
-    def configure_aggregator(self, num_clients: int) -> Aggregator:
-        """The mean of the bodies."""
-        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)
 
     def phases(self) -> tuple[Phase, ...]:
         """Algorithm 1: the body alone."""

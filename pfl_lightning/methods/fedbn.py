@@ -8,7 +8,6 @@ from torch import nn
 
 from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator, AveragingAggregator
 from pfl_lightning.state.tensors import norm_names
 
 
@@ -36,7 +35,3 @@ class FedBN(FederatedClient):
         self.by_samples = by_samples
         if not norm_names(self, affine=True):
             warnings.warn(f"{type(encoder).__name__} has no batch normalization: FedBN is FedAvg then", stacklevel=2)
-
-    def configure_aggregator(self, num_clients: int) -> Aggregator:
-        """The mean of all but batch normalization."""
-        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)

@@ -20,8 +20,6 @@ from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
 
-__all__ = ["FedCM", "FedCMAggregator", "FedCMBroadcast", "FedCMUpdate"]
-
 PURPOSE, ALTERNATIVE = "FedCM takes the mean of the gradients", 'use SCAFFOLD with control="gradient"'
 
 
@@ -65,7 +63,6 @@ class FedCM(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "momentum")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self, encoder: nn.Module, num_classes: int, *, alpha: float = 0.1, **options: Unpack[ClientOptions]
@@ -105,12 +102,8 @@ class FedCM(FederatedClient):
         steps = steps_in_gradients(max(context.num_steps, 1), self.momentum)
         return FedCMUpdate(**vars(super().make_update(context, before)), steps=torch.tensor(float(steps)))
 
-    def configure_aggregator(self, num_clients: int) -> FedCMAggregator:
-        """The server of FedCM."""
-        return FedCMAggregator(self, num_clients)
 
-
-class FedCMAggregator(AveragingAggregator):
+class FedCMAggregator(AveragingAggregator, of=FedCM):
     """The plain mean of the models, and Delta, the mean of (w^t - w_k) / (a_K eta_l)."""
 
     update_class = FedCMUpdate
@@ -125,8 +118,7 @@ class FedCMAggregator(AveragingAggregator):
 
     def broadcast(self, client: int, round: int) -> FedCMBroadcast:
         """The global model and the momentum, the same for every client."""
-        weights, momentum = self.weights.as_state(), self.momentum.as_state()
-        return FedCMBroadcast(client=client, round=round, weights=weights, momentum=momentum)
+        return FedCMBroadcast(**vars(super().broadcast(client, round)), momentum=self.momentum.as_state())
 
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's model and direction to the averages."""

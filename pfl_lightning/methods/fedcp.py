@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ class FedCP(FederatedClient):
     paper_batch_size = 10
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("started",)
 
     condition: Tensor
     started: Tensor
@@ -98,15 +97,6 @@ class FedCP(FederatedClient):
         self.started.fill_(1)
         self.received.take_over(self.encoder)
 
-    def constant_layers(self) -> Iterator[nn.Module]:
-        """As in the base, which asks before there is a copy."""
-        return super().frozen_norms()
-
-    def frozen_norms(self) -> Iterator[nn.Module]:
-        """As in the base, and all layers of the copy: they stay in evaluation mode."""
-        yield from super().frozen_norms()
-        yield from self.received.modules()
-
     def classify(self, features: Tensor) -> Tensor:
         """Scores (N, C) of both heads together: personal(r * h) + global((1 - r) * h)."""
         share = self.policy(features * self.condition)
@@ -131,7 +121,3 @@ class FedCP(FederatedClient):
         for name, own in self.head.state_dict().items():
             merged[f"global_head.{name}"] = (own + merged[f"global_head.{name}"]) / 2
         return ClientUpdate(**{**vars(update), "weights": merged})
-
-    def exported_names(self) -> list[str]:
-        """The model with both heads."""
-        return [name for name in super().exported_names() if name != "started"]

@@ -16,8 +16,6 @@ from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 
-__all__ = ["FedDBE", "FedDBEAggregator", "FedDBEBroadcast", "FedDBEUpdate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedDBEBroadcast(Broadcast):
@@ -73,7 +71,6 @@ class FedDBE(FederatedClient):
     heads = ("head.*", "client_mean")
     loss_names = ("cross_entropy", "mean_regularization")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     global_mean: Tensor
     running_mean: Tensor
@@ -104,10 +101,6 @@ class FedDBE(FederatedClient):
         self.register_buffer("running_mean", torch.zeros(width), persistent=False)  # of this fit
         self.register_buffer("active", torch.zeros(()), persistent=False)  # 1 after the first round
 
-    def configure_aggregator(self, num_clients: int) -> FedDBEAggregator:
-        """The server, which finds the mean for all clients."""
-        return FedDBEAggregator(self, num_clients)
-
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the model and the mean for all clients."""
         super().receive(broadcast)
@@ -127,9 +120,7 @@ class FedDBE(FederatedClient):
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy behind the client's mean, and kappa times half the mean squared distance of the means."""
-        terms = {}
-        if self.uses("cross_entropy"):
-            terms["cross_entropy"] = self.head_cross_entropy(self.head_input(features), labels)
+        terms = super().loss_terms(features, labels)
         if self.uses("mean_regularization"):
             mean = at_least_single(features).mean(dim=0)
             running = (1 - self.mean_momentum) * self.running_mean + self.mean_momentum * mean
@@ -137,11 +128,6 @@ class FedDBE(FederatedClient):
             distance = 0.5 * (running - self.global_mean).square().mean()
             terms["mean_regularization"] = self.active * self.kl_weight * distance
         return terms
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Class scores (N, C) of the head on the features plus the client's mean."""
-        scores: Tensor = self.head(self.head_input(features))
-        return scores
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:
         """The shared features, and what enters the head."""
@@ -153,7 +139,7 @@ class FedDBE(FederatedClient):
         return FedDBEUpdate(**vars(super().make_update(context, before)), local_mean=mean)
 
 
-class FedDBEAggregator(AveragingAggregator):
+class FedDBEAggregator(AveragingAggregator, of=FedDBE):
     """FedAvg's mean of models; in the first round, the mean of the clients' means, both weighted by samples.
 
     Args:

@@ -16,8 +16,6 @@ from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
 
-__all__ = ["FedDyn", "FedDynAggregator"]
-
 
 class FedDyn(FederatedClient):
     """FedAvg with a linear and a proximal term, whose minimum a client reaches only where all clients do.
@@ -37,7 +35,7 @@ class FedDyn(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "linear", "proximal")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("gradient.*",)
 
     def __init__(
         self, encoder: nn.Module, num_classes: int, *, alpha: float = 0.1, **options: Unpack[ClientOptions]
@@ -80,16 +78,8 @@ class FedDyn(FederatedClient):
             gradient -= self.alpha * (trained[name] - received[name])
         return super().make_update(context, before)
 
-    def exported_names(self) -> list[str]:
-        """The model alone."""
-        return [name for name in super().exported_names() if not name.startswith("gradient.")]
 
-    def configure_aggregator(self, num_clients: int) -> FedDynAggregator:
-        """The server of FedDyn."""
-        return FedDynAggregator(self, num_clients)
-
-
-class FedDynAggregator(AveragingAggregator):
+class FedDynAggregator(AveragingAggregator, of=FedDyn):
     """The plain mean of w_k, minus h / alpha, with h the mean of all clients' g_k (lines 11 and 12).
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -16,10 +17,8 @@ from pfl_lightning.functional.numerics import in_double
 from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.methods._self_supervised import SelfSupervisedClient
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
-from pfl_lightning.self_supervised import BYOL, Objective, ObjectiveFactory, TargetNetwork
+from pfl_lightning.self_supervised import BYOL, ObjectiveFactory, TargetNetwork
 from pfl_lightning.state.tensors import TensorDict
-
-__all__ = ["FedEMA"]
 
 EncoderUpdate = Literal["dynamic", "global", "own", "fixed"]
 PredictorUpdate = Literal["dynamic", "global", "own", "fixed", "threshold"]
@@ -109,7 +108,7 @@ class FedEMA(SelfSupervisedClient):
         super().__init__(
             encoder,
             num_classes,
-            objective=objective or _byol,
+            objective=objective or partial(BYOL, keep_target=True, squared_distances=True),
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,
@@ -273,7 +272,3 @@ class FedEMA(SelfSupervisedClient):
         target = self.objective.target
         assert isinstance(target, TargetNetwork)
         return target
-
-
-def _byol(encoder: nn.Module) -> Objective:
-    return BYOL(encoder, keep_target=True, squared_distances=True)

@@ -56,7 +56,6 @@ class FedETF(FederatedClient):
     averages_samples = True
     loss_names = ("balanced_softmax",)
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     class_counts: Tensor
 
@@ -118,10 +117,6 @@ class FedETF(FederatedClient):
         with torch.no_grad():
             self.head.weight.copy_(frame.T)
 
-    def configure_aggregator(self, num_clients: int) -> FedETFAggregator:
-        """The server of FedETF."""
-        return FedETFAggregator(self, num_clients)
-
     def before_fit(self, context: FitContext) -> None:
         """The client's own class counts, for the balanced loss."""
         self.class_counts.copy_(self.count_classes(context))
@@ -172,7 +167,7 @@ class FedETF(FederatedClient):
         return terms
 
 
-class FedETFAggregator(AveragingAggregator):
+class FedETFAggregator(AveragingAggregator, of=FedETF):
     """Mean of the clients' models, weighted by samples, whose beta is logged with the round (``server/beta``)."""
 
     averages = True

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_at_least, check_between, check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import weighted_average
 from pfl_lightning.functional.numerics import in_double
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, statistics_field
 from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.seeding import Purpose, seeded_generator
-from pfl_lightning.server import Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, load_state, select_state
 
@@ -65,7 +64,9 @@ class FedFomo(FederatedClient):
     )
     batch_norm = "shared"
     eval_model = "trained"
+    eval_models = ("trained",)  # there is no global model
     needs_validation = True
+    not_exported = ("base.*",)
 
     def __init__(
         self,
@@ -87,25 +88,12 @@ class FedFomo(FederatedClient):
         check_choice("fallback", fallback, ("own", "base"))
         check_choice("preference", preference, ("raw", "normalized"))
         check_choice("distance", distance, ("euclidean", "l1"))
-        if self.eval_model != "trained":
-            raise ConfigurationError(
-                "FedFomo has no global model: clients are evaluated with their own, got eval_model='aggregated'; "
-                "leave it out"
-            )
         self.models, self.exploration, self.exploration_decay = models, exploration, exploration_decay
         self.fallback, self.preference, self.distance = fallback, preference, distance
         self.base = TensorDict(select_state(self, self.shared_names()))  # the own model before the last fit
         self.bank = TensorDict(persistent=False)  # received models, until they are compared
         self.register_buffer("members", torch.zeros(0, dtype=torch.int64), persistent=False)  # whose they are
         self.members: Tensor
-
-    def configure_aggregator(self, num_clients: int) -> FedFomoAggregator:
-        """The server of FedFomo."""
-        return FedFomoAggregator(self, num_clients)
-
-    def exported_names(self) -> list[str]:
-        """The model alone."""
-        return [name for name in super().exported_names() if not name.startswith("base.")]
 
     def receive(self, broadcast: Broadcast) -> None:
         """Hold others' models; the own one stays as it is."""
@@ -115,19 +103,14 @@ class FedFomo(FederatedClient):
 
     def before_fit(self, context: FitContext) -> tuple[Tensor, Tensor]:
         """Combine the models that gain, and return whose were compared and what they gain."""
-        validation = context.validation
-        if validation is None:
-            raise ConfigurationError(
-                f"FedFomo weighs models by validation samples, and {context.who} has none: set the data "
-                "module's validation_share"
-            )
+        assert context.validation is not None  # by needs_validation
         base, bank, names = self.base.as_state(), self.bank.as_state(), self.shared_names()
         own = select_state(self, names)
         candidates: list[State] = [own, *(row_of(bank, row) for row in range(len(self.members)))]
         losses = []
         for state in (base, *candidates):
             load_state(self, state)
-            losses.append(mean_loss(self, validation))
+            losses.append(mean_loss(self, context.validation))
         gains = [self.gain(losses[0], loss, state) for loss, state in zip(losses[1:], candidates, strict=True)]
         weights = [max(0.0, gain) for gain in gains]  # w_j
         total = sum(weights)
@@ -144,14 +127,10 @@ class FedFomo(FederatedClient):
     def gain(self, before: float, loss: float, state: State) -> float:
         """(L(base) - L(theta_j)) / ||theta_j - base||: how much the loss falls on the way there; 0 if not finite."""
         base, l1 = self.base.as_state(), self.distance == "l1"
-        changes = [in_double(state[n].to(base[n]) - base[n]) for n in self._parameter_names()]
+        changes = [in_double(state[n].to(base[n]) - base[n]) for n, _ in self.named_parameters() if n in base]
         moved = float(torch.stack([change.abs().sum() if l1 else change.square().sum() for change in changes]).sum())
         gained = (before - loss) / ((moved if l1 else math.sqrt(moved)) + 1e-5)
         return gained if math.isfinite(gained) else 0.0
-
-    def _parameter_names(self) -> list[str]:
-        shared = set(self.shared_names())
-        return [name for name, _ in self.named_parameters() if name in shared]
 
     def make_update(self, context: FitContext, before: tuple[Tensor, Tensor]) -> FedFomoUpdate:
         """The trained model, and what the compared ones have gained or lost."""
@@ -159,7 +138,7 @@ class FedFomo(FederatedClient):
         return FedFomoUpdate(**vars(update), members=before[0], gains=before[1])
 
 
-class FedFomoAggregator(Aggregator):
+class FedFomoAggregator(CohortAggregator, of=FedFomo):
     """Keeps every client's last model and what each has gained by which, and picks the models to send by that.
 
     P is the identity at first. Entries are kept where a client has compared a model, so that memory grows with
@@ -178,7 +157,6 @@ class FedFomoAggregator(Aggregator):
         # P, row by row: of entry (k, j) the place k m + j, ascending, and the sum.
         self.preferences = TensorDict({"places": torch.zeros(0, dtype=torch.int64), "sums": torch.zeros(0)})
         self.last_cohort = TensorDict({"clients": torch.zeros(0, dtype=torch.int64)})  # ascending
-        self._received: list[FedFomoUpdate] = []
 
     def broadcast(self, client: int, round: int) -> BankBroadcast:
         """M - 1 models of other clients of the last cohort; none before the first aggregation."""
@@ -212,19 +190,11 @@ class FedFomoAggregator(Aggregator):
         first, end = torch.searchsorted(places, ends).tolist()
         return dict(zip((places[first:end] - start).tolist(), sums[first:end].tolist(), strict=True))
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Hold one client's model and gains until the end of the round."""
-        assert isinstance(update, FedFomoUpdate)
-        self._received.append(update)
-
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[FedFomoUpdate]) -> None:
         """Take over the models, and add the gains to P."""
-        received, self._received = self._received, []
-        if not received:
-            return
         sums, found, gains = self.preferences.as_state()["sums"], list[Tensor](), list[Tensor]()
-        self.last_cohort.assign({"clients": torch.tensor(sorted(update.client for update in received)).to(sums.device)})
-        for update in received:
+        self.last_cohort.assign({"clients": torch.tensor(sorted(update.client for update in cohort)).to(sums.device)})
+        for update in cohort:
             self.models.set(update.client, update.weights)
             found.append(update.client * self.num_clients + update.members.to(sums.device))
             gained, total = update.gains.to(sums), update.gains.to(sums).sum().abs()

@@ -48,16 +48,12 @@ class FedGH(FederatedClient):
         check_choice("server_steps", server_steps, ("client", "class"))
         self.server_lr, self.server_steps = server_lr, server_steps
 
-    def configure_aggregator(self, num_clients: int) -> FedGHAggregator:
-        """The server of FedGH."""
-        return FedGHAggregator(self, num_clients)
-
     def make_update(self, context: FitContext, before: None) -> ClassMeansUpdate:
         """Class means at the trained encoder; neither the encoder nor the head."""
         return class_means_update(self, context)
 
 
-class FedGHAggregator(HeadAggregator):
+class FedGHAggregator(HeadAggregator, of=FedGH):
     """Trains the head by gradient descent on the class means of each client of the cohort, one after the other."""
 
     def __init__(self, client: FedGH, num_clients: int) -> None:

@@ -16,7 +16,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage, compress_state, expand_state, kl_divergence
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
-from pfl_lightning.methods._partner import PartnerClient
+from pfl_lightning.methods._partner import PARTNER, PartnerClient
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import Aggregator
 from pfl_lightning.state.tensors import TensorDict, load_state, select_state
@@ -104,6 +104,7 @@ class FedKD(PartnerClient):
         "partner_features",
     )
     pair_losses = loss_names[1:]
+    not_exported = (*PARTNER, "feature_map.*")
 
     feature_map: nn.Linear
 
@@ -131,14 +132,6 @@ class FedKD(PartnerClient):
         """Hold the student, and W_h from its features to the teacher's, which is personal."""
         super().take_partner(partner)
         self.feature_map = nn.Linear(partner.encoder.out_features, self.feature_width, bias=False)
-
-    def exported_names(self) -> list[str]:
-        """The teacher alone, or the student that serves in its place."""
-        return [name for name in super().exported_names() if not name.startswith("feature_map.")]
-
-    def configure_aggregator(self, num_clients: int) -> FedKDAggregator:
-        """The server of FedKD."""
-        return FedKDAggregator(self, num_clients)
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the student."""
@@ -184,7 +177,7 @@ class FedKD(PartnerClient):
         )
 
 
-class FedKDAggregator(Aggregator):
+class FedKDAggregator(Aggregator, of=FedKD):
     """Adds the mean of the clients' changes to the student."""
 
     update_class = FedKDUpdate

@@ -10,8 +10,6 @@ from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.options import ClientOptions, Unpack
 
-__all__ = ["FedLC", "calibrated_loss"]
-
 
 class FedLC(FederatedClient):
     """FedAvg whose local loss asks for a larger margin of classes that a client has few samples of.
@@ -32,7 +30,6 @@ class FedLC(FederatedClient):
     averages_samples = True
     loss_names = ("calibrated",)
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     class_counts: Tensor
 

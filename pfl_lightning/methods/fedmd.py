@@ -13,8 +13,8 @@ from pfl_lightning.client import Batch, Citation, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.messages import ClientUpdate
-from pfl_lightning.methods._public import DistillingClient, PublicBroadcast, PublicUpdate
-from pfl_lightning.options import ClientOptions, Unpack
+from pfl_lightning.methods._public import DistillingClient, PublicBroadcast, PublicOptions, PublicUpdate
+from pfl_lightning.options import Unpack
 from pfl_lightning.server import Aggregator
 
 
@@ -25,18 +25,19 @@ class FedMD(DistillingClient):
         encoder: See :class:`~pfl_lightning.client.FederatedClient`; encoders may differ.
         num_classes: Number of classes, C.
         public_samples: Public samples of a round, |S|, out of those of the data module (``public=...``).
-        digest_epochs: Epochs on the public samples, towards the consensus; 0 is local training.
-        public_batch_size: Public samples in a batch.
         norm: ``"l1"``, the mean absolute error of the scores (published implementation), or ``"l2"``, the mean squared
             error (FL-bench).
         warmup_epochs: Epochs on the classes of the public samples with which a client's first fit begins, and then as
             many on its own samples (the paper's start). Whoever owns the public samples must know their classes.
-        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`; ``epochs`` are for own samples.
+        options: ``digest_epochs``, epochs on the public samples towards the consensus (1; 0 is local training),
+            ``public_batch_size`` (256), and arguments of :class:`~pfl_lightning.client.FederatedClient`; ``epochs`` are
+            for own samples.
     """
 
     citation = Citation(
         "FedMD: Heterogenous Federated Learning via Model Distillation", "Li and Wang", "NeurIPS workshop", 2019
     )
+    not_exported = ("begun",)
 
     def __init__(
         self,
@@ -44,34 +45,17 @@ class FedMD(DistillingClient):
         num_classes: int,
         *,
         public_samples: int = 5000,
-        digest_epochs: int = 1,
-        public_batch_size: int = 256,
         norm: str = "l1",
         warmup_epochs: int = 0,
-        **options: Unpack[ClientOptions],
+        **options: Unpack[PublicOptions],
     ) -> None:
-        super().__init__(
-            encoder,
-            num_classes,
-            public_samples=public_samples,
-            digest_epochs=digest_epochs,
-            public_batch_size=public_batch_size,
-            **options,
-        )
+        super().__init__(encoder, num_classes, public_samples=public_samples, **options)
         check_choice("norm", norm, ("l1", "l2"))
         check_at_least("warmup_epochs", warmup_epochs, 0)
         self.norm, self.warmup_epochs = norm, warmup_epochs
         self.begun: Tensor
         if warmup_epochs > 0:
             self.register_buffer("begun", torch.tensor(False))  # personal: whether the client has had a fit
-
-    def configure_aggregator(self, num_clients: int) -> FedMDAggregator:
-        """The server of FedMD."""
-        return FedMDAggregator(self, num_clients)
-
-    def exported_names(self) -> list[str]:
-        """The model alone."""
-        return [name for name in super().exported_names() if name != "begun"]
 
     def begins(self) -> bool:
         """Whether the client's fit is its first one, and begins by the warm-up."""
@@ -125,7 +109,7 @@ class FedMD(DistillingClient):
         return scores
 
 
-class FedMDAggregator(Aggregator):
+class FedMDAggregator(Aggregator, of=FedMD):
     """Averages what the clients of the cohort say of the next round's public samples: the consensus."""
 
     update_class = PublicUpdate

@@ -7,15 +7,12 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage, proximal_term
 from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import Aggregator
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
-
-__all__ = ["FedMTL", "FedMTLAggregator"]
 
 
 class FedMTL(FederatedClient):
@@ -45,11 +42,12 @@ class FedMTL(FederatedClient):
     citation = Citation("Federated Multi-Task Learning", "Smith et al.", "NeurIPS", 2017)
     model_agnostic = True
     batch_norm = "own_statistics"
+    shares_buffers = False
     eval_model = "trained"
+    eval_models = ("trained",)  # clients never load what the server sends
     averages_samples = True
     loss_names = ("cross_entropy", "relationship")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     strength: Tensor
 
@@ -58,23 +56,9 @@ class FedMTL(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("lam (lambda)", lam)
-        if self.eval_model == "aggregated":
-            raise ConfigurationError(
-                "eval_model='aggregated' of FedMTL: clients never load what the server sends and continue from their "
-                "own models; leave it out"
-            )
         self.lam = lam
         self.others = TensorDict(persistent=False)  # o, for the time of a fit
         self.register_buffer("strength", torch.zeros(()), persistent=False)  # lambda (1 - 1 / m), for the time of a fit
-
-    def configure_aggregator(self, num_clients: int) -> FedMTLAggregator:
-        """The server of FedMTL."""
-        return FedMTLAggregator(self, num_clients)
-
-    def shared_names(self) -> list[str]:
-        """Names of the parameters, which are a column of W; buffers stay on the client."""
-        trained = {name for name, _ in self.named_parameters()}
-        return [name for name in super().shared_names() if name in trained]
 
     def receive(self, broadcast: Broadcast) -> None:
         """Keep o for the loss; the model is the client's own."""
@@ -96,14 +80,13 @@ class FedMTL(FederatedClient):
         return terms
 
 
-class FedMTLAggregator(Aggregator):
+class FedMTLAggregator(CohortAggregator, of=FedMTL):
     """Keeps every client's last weights, initial ones until it has trained, and sends each the mean of the others."""
 
     def __init__(self, client: FedMTL, num_clients: int) -> None:
         super().__init__(client, num_clients)
         self.models = ClientStates(select_state(client, client.shared_names()), num_clients)
         self.mean = TensorDict(self.models.initial)  # w', of all that take part
-        self._received: list[ClientUpdate] = []  # messages, which a snapshot of the server does not copy
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """O = w' + (w' - w_k) / (m - 1); a novel client, which has no column, gets w'."""
@@ -113,19 +96,13 @@ class FedMTLAggregator(Aggregator):
             weights = {name: mean + (mean - own[name].to(mean.device)) / (m - 1) for name, mean in weights.items()}
         return Broadcast(client=client, round=round, weights=weights)
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Hold a client's weights until the round ends."""
-        self._received.append(update)
-
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[ClientUpdate]) -> None:
         """Take over the cohort's columns, and the mean of all m."""
-        received, self._received = self._received, []
-        for update in received:
+        for update in cohort:
             self.models.set(update.client, update.weights)
-        if received:
-            written = [client for client in range(self.num_clients) if self.models.written(client)]
-            mean = RunningAverage()
-            mean.update(self.models.initial, self.facts.num_participating - len(written))
-            for client in written:
-                mean.update(self.models.get(client), 1)
-            self.mean.assign(mean.result())
+        written = [client for client in range(self.num_clients) if self.models.written(client)]
+        mean = RunningAverage()
+        mean.update(self.models.initial, self.facts.num_participating - len(written))
+        for client in written:
+            mean.update(self.models.get(client), 1)
+        self.mean.assign(mean.result())

@@ -15,8 +15,6 @@ from pfl_lightning.messages import ClientUpdate, statistics_field
 from pfl_lightning.methods._gradients import check_steps_of_sgd, steps_in_gradients
 from pfl_lightning.server import AveragingAggregator
 
-__all__ = ["FedNova", "FedNovaAggregator", "FedNovaUpdate"]
-
 PURPOSE, ALTERNATIVE = "FedNova takes the number of gradients", "use FedAvg"
 
 
@@ -57,12 +55,8 @@ class FedNova(FederatedClient):
         norm = steps_in_gradients(max(context.num_steps, 1), self.momentum)
         return FedNovaUpdate(**vars(super().make_update(context, before)), norm=torch.tensor(float(norm)))
 
-    def configure_aggregator(self, num_clients: int) -> FedNovaAggregator:
-        """The server of FedNova."""
-        return FedNovaAggregator(self, num_clients)
 
-
-class FedNovaAggregator(AveragingAggregator):
+class FedNovaAggregator(AveragingAggregator, of=FedNova):
     """w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1 with tau_eff = sum_k p_k ||a_k||_1 (7); statistics are averaged."""
 
     update_class = FedNovaUpdate

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,8 +13,6 @@ from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import kl_divergence
 from pfl_lightning.methods._frozen_copy import FrozenCopy
 from pfl_lightning.options import ClientOptions, Unpack
-
-__all__ = ["FedNTD", "not_true_scores"]
 
 
 class FedNTD(FederatedClient):
@@ -43,7 +39,6 @@ class FedNTD(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "not_true_distillation")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -71,15 +66,6 @@ class FedNTD(FederatedClient):
     def before_fit(self, context: FitContext) -> None:
         """Keep the received model as it is, the teacher."""
         self.received.take_over(self.encoder, self.head)
-
-    def constant_layers(self) -> Iterator[nn.Module]:
-        """As in the base, which asks before there is a copy."""
-        return super().frozen_norms()
-
-    def frozen_norms(self) -> Iterator[nn.Module]:
-        """As in the base, and all layers of the copy: they stay in evaluation mode."""
-        yield from super().frozen_norms()
-        yield from self.received.modules()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """L_CE + beta L_NTD (4)."""

@@ -13,8 +13,6 @@ from pfl_lightning.learner import MakeOptimizer
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 
-__all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
-
 PAPER = Citation("Adaptive Federated Optimization", "Reddi et al.", "ICLR", 2021)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,6 @@ class FedPAC(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "alignment")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -117,10 +117,6 @@ class FedPAC(FederatedClient):
         self.head_epochs, self.head_lr = head_epochs, head_lr
         self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)
         self.centroids = ReceivedMeans(num_classes, self.feature_width)
-
-    def configure_aggregator(self, num_clients: int) -> FedPACAggregator:
-        """The server of FedPAC."""
-        return FedPACAggregator(self, num_clients)
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the encoder, the combined head and the centroids."""
@@ -173,7 +169,7 @@ class FedPAC(FederatedClient):
         )
 
 
-class FedPACAggregator(Aggregator):
+class FedPACAggregator(Aggregator, of=FedPAC):
     """Averages encoders and centroids and, with ``combination``, combines a head for each client of the cohort.
 
     A client outside the cohort keeps its head. Heads are kept here rather than sent back at once: each is then sent
@@ -248,8 +244,8 @@ class FedPACAggregator(Aggregator):
     def _combine_heads(self) -> None:
         cohort = self._cohort
         weights = combination_weights(
-            torch.stack([_given(update.weighted_means).cpu() for update in cohort]),
-            torch.stack([_given(update.variance).cpu() for update in cohort]),
+            torch.stack([cast(Tensor, update.weighted_means).cpu() for update in cohort]),
+            torch.stack([cast(Tensor, update.variance).cpu() for update in cohort]),
             torch.tensor([update.num_samples for update in cohort]),
             threshold=self.threshold,
         )
@@ -265,9 +261,3 @@ class FedPACAggregator(Aggregator):
     def has_client_weights(self) -> bool:
         """Return whether heads are combined."""
         return self.combination
-
-
-def _given(value: Tensor | None) -> Tensor:
-    if value is None:
-        raise ValueError("a FedPAC update without weighted_means or variance cannot be combined")
-    return value

@@ -43,7 +43,7 @@ class FedPHP(FederatedClient):
     batch_norm = "shared"
     loss_names = ("cross_entropy", "transfer")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("global_model.*", "started")
 
     started: Tensor
 
@@ -135,7 +135,3 @@ class FedPHP(FederatedClient):
         """The trained model, which also enters the private one."""
         self._inherit(before)
         return super().make_update(context, before)
-
-    def exported_names(self) -> list[str]:
-        """The private model alone."""
-        return [name for name in super().exported_names() if not name.startswith("global_model.") and name != "started"]

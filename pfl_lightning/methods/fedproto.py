@@ -36,6 +36,7 @@ class PrototypeClient(FederatedClient):
     equal_features = True
     averages_samples = True
     loss_names = ("cross_entropy", "alignment")
+    not_exported = ("prototypes.*",)
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class PrototypeClient(FederatedClient):
                 "the head",
                 stacklevel=3,
             )
-        return [name for name in super().exported_names() if not name.startswith("prototypes.")]
+        return super().exported_names()
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the global prototypes."""

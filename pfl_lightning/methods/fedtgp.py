@@ -12,12 +12,11 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.client import Citation
 from pfl_lightning.learner import Learner, Objective
-from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._class_means import ClassMeansBroadcast, ClassMeansUpdate
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.methods.fedproto import PrototypeClient
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.seeding import Purpose
-from pfl_lightning.server import Aggregator
 
 EXACT = "donot_use_mm_for_euclid_dist"  # a product would lose small distances
 
@@ -67,10 +66,6 @@ class FedTGP(PrototypeClient):
         self.server_lr, self.server_epochs, self.server_batch_size = server_lr, server_epochs, server_batch_size
         self.max_margin = max_margin
 
-    def configure_aggregator(self, num_clients: int) -> FedTGPAggregator:
-        """The server of FedTGP."""
-        return FedTGPAggregator(self, num_clients)
-
 
 class TrainablePrototypes(nn.Module):
     """A prototype (d,) of each class, from a vector of the class through two linear layers.
@@ -91,7 +86,7 @@ class TrainablePrototypes(nn.Module):
         return prototypes
 
 
-class FedTGPAggregator(Aggregator):
+class FedTGPAggregator(CohortAggregator, of=FedTGP):
     """Trains prototypes of all classes by contrast to those that the cohort uploads."""
 
     update_class = ClassMeansUpdate
@@ -105,11 +100,6 @@ class FedTGPAggregator(Aggregator):
         self.learner = Learner(TrainablePrototypes(classes, width), sgd)
         self.trained: Tensor
         self.register_buffer("trained", torch.zeros((), dtype=torch.bool))
-        self._start_round()
-
-    def _start_round(self) -> None:
-        self._uploads: list[tuple[Tensor, Tensor]] = []  # class means (K, d) and classes (K,) of each client
-        self._round = 0
 
     def broadcast(self, client: int, round: int) -> ClassMeansBroadcast:
         """The global prototypes of all classes, the same for every client; none before they were trained."""
@@ -122,24 +112,17 @@ class FedTGPAggregator(Aggregator):
         """Return whether one update may stand for the mean of a cohort, which it may."""
         return True
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Keep a client's prototypes until the round ends."""
-        assert isinstance(update, ClassMeansUpdate)
-        like = next(self.learner.network.parameters())
-        self._uploads.append((update.means.to(like), update.classes.to(like.device)))
-        self._round = update.round
+    def combine(self, cohort: list[ClassMeansUpdate]) -> None:
+        """Train the global prototypes on the cohort's: class means (K, d) and classes (K,) of each client."""
+        like, round = next(self.learner.network.parameters()), cohort[0].round
+        uploaded = torch.cat([update.means.to(like) for update in cohort])
+        classes = torch.cat([update.classes.to(like.device) for update in cohort])
+        steps = self._steps(uploaded, classes, adaptive_margin(uploaded, classes, self.max_margin), round)
+        if self.learner.learn(steps, round, "lower server_lr, or look for clients with very large features"):
+            self.trained.fill_(True)
 
-    def aggregate(self) -> None:
-        """Train the global prototypes on the cohort's."""
-        if self._uploads:
-            uploaded, classes = (torch.cat(parts) for parts in zip(*self._uploads, strict=True))
-            steps = self._steps(uploaded, classes, adaptive_margin(uploaded, classes, self.max_margin))
-            if self.learner.learn(steps, self._round, "lower server_lr, or look for clients with very large features"):
-                self.trained.fill_(True)
-        self._start_round()
-
-    def _steps(self, uploaded: Tensor, classes: Tensor, margin: float) -> Iterator[Objective]:
-        generator = self.generator(Purpose.SERVER_BATCHES, self._round)
+    def _steps(self, uploaded: Tensor, classes: Tensor, margin: float, round: int) -> Iterator[Objective]:
+        generator = self.generator(Purpose.SERVER_BATCHES, round)
         for _ in range(self.epochs):
             order = torch.randperm(len(classes), generator=generator).to(classes.device)
             for batch in order.split(self.batch_size):

@@ -11,7 +11,6 @@ from pfl_lightning.encoders import EncoderFactory
 from pfl_lightning.functional import kl_divergence
 from pfl_lightning.methods._partner import PartnerClient
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import AveragingAggregator
 
 
 class FML(PartnerClient):
@@ -49,10 +48,6 @@ class FML(PartnerClient):
         check_between("alpha", alpha, 0, 1)
         check_between("beta", beta, 0, 1)
         self.alpha, self.beta, self.by_samples = alpha, beta, by_samples
-
-    def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
-        """The mean of the memes."""
-        return AveragingAggregator(self, num_clients, by_samples=self.by_samples)
 
     def pair_terms(self, features: Tensor, partner_features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L of the personal network p and of the meme q; what teaches is a constant.

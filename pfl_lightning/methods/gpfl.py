@@ -69,7 +69,7 @@ class GPFL(FederatedClient):
     paper_batch_size = 10
     loss_names = ("cross_entropy", "angle", "magnitude", "regularization")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("embeddings.weight",)
 
     conditions: Tensor
     received_embeddings: Tensor
@@ -97,10 +97,6 @@ class GPFL(FederatedClient):
         self.valve = ConditionalValve(width)  # CoV
         self.register_buffer("conditions", torch.zeros(2, width))  # personal: g and p_i
         self.register_buffer("received_embeddings", torch.zeros(num_classes, width), persistent=False)
-
-    def exported_names(self) -> list[str]:
-        """The model, without the embeddings, of which the conditions are made."""
-        return [name for name in super().exported_names() if name != "embeddings.weight"]
 
     # ------------------------------------------------------------------ conditions
 
@@ -140,9 +136,7 @@ class GPFL(FederatedClient):
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L^P + L^alg + lambda L^mlg + mu / 2 (|V|^2 + |C|^2)."""
-        terms = {}
-        if self.uses("cross_entropy"):  # L^P
-            terms["cross_entropy"] = self.head_cross_entropy(self.head_input(features), labels)
+        terms = super().loss_terms(features, labels)  # L^P
         angle, magnitude = self.uses("angle"), self.uses("magnitude")
         if angle or magnitude:
             global_features = self.valve(features, self.conditions[0])  # f^G
@@ -157,11 +151,6 @@ class GPFL(FederatedClient):
             weights = [*self.valve.parameters(), *self.embeddings.parameters()]
             terms["regularization"] = self.regularization / 2 * square_term(weights)
         return terms
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Class scores (N, C) of the head on the features under the client's own condition."""
-        scores: Tensor = self.head(self.head_input(features))
-        return scores
 
     def representations(self, features: Tensor) -> dict[str, Tensor]:
         """The shared features, and those of the two routes."""

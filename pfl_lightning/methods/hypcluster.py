@@ -76,6 +76,7 @@ class HypCluster(FederatedClient):
         "Three Approaches for Personalization with Applications to Federated Learning", "Mansour et al.", "arXiv", 2020
     )
     batch_norm = "shared"
+    eval_models = ("aggregated",)  # what a client chooses among the server's models
 
     def __init__(
         self,
@@ -90,11 +91,6 @@ class HypCluster(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_at_least("clusters (k)", clusters, 1)
-        if self.eval_model == "trained":
-            raise ConfigurationError(
-                "HypCluster evaluates the model that a client chooses among the server's, got eval_model='trained'; "
-                "leave it out"
-            )
         check_choice("start", start, ("draws", "kmeans++"))
         self.clusters, self.by_samples, self.clustered, self.start = clusters, by_samples, tuple(clustered), start
         self.start_seed = int(torch.randint(2**62, ()))  # after the first weights: clusters begin by the run's seed

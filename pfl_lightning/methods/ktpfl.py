@@ -16,20 +16,13 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.numerics import at_least_single
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.methods._public import DistillingClient, PublicBroadcast, PublicUpdate
+from pfl_lightning.names import parameters_of
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import AggregationWeights, Aggregator
+from pfl_lightning.server import AggregationWeights
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
-
-_OF_PUBLIC = (
-    ("public_samples", 3000),
-    ("digest_epochs", 1),
-    ("public_batch_size", 256),
-    ("temperature", 10.0),
-    ("distillation", 1.0),
-)
-"""Arguments that are about public samples, and their defaults."""
 
 
 class KTpFL(DistillingClient):
@@ -78,8 +71,10 @@ class KTpFL(DistillingClient):
         if weights:
             if options.get("batch_norm") is None:
                 options["batch_norm"] = "shared"
+            names = ("public_samples", "digest_epochs", "public_batch_size", "temperature", "distillation")
             given = (public_samples, digest_epochs, public_batch_size, temperature, distillation)
-            if without := [name for value, (name, usual) in zip(given, _OF_PUBLIC, strict=True) if value != usual]:
+            usual = parameters_of(KTpFL)
+            if without := [name for name, value in zip(names, given, strict=True) if value != usual[name][0].default]:
                 raise ConfigurationError(
                     f"KTpFL with weights=True uses no public samples: leave out {', '.join(without)}, or set weights "
                     "to False"
@@ -105,10 +100,6 @@ class KTpFL(DistillingClient):
             self.shared, self.public_samples = ("encoder.*", "head.*"), 0
         self.round: Tensor
         self.register_buffer("round", torch.tensor(0), persistent=False)  # whose epochs are to be known
-
-    def configure_aggregator(self, num_clients: int) -> KTpFLAggregator:
-        """The server of KT-pFL."""
-        return KTpFLAggregator(self, num_clients)
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the own mixture, of probabilities or of weights."""
@@ -137,7 +128,7 @@ class KTpFL(DistillingClient):
         return PublicUpdate(**vars(FederatedClient.make_update(self, context, before)))
 
 
-class KTpFLAggregator(Aggregator):
+class KTpFLAggregator(CohortAggregator, of=KTpFL):
     """Learns how much each client takes from each other, and mixes what the last cohort has sent.
 
     The row of a client, restricted to the last cohort and divided by its sum, says what the client gets.
@@ -162,7 +153,6 @@ class KTpFLAggregator(Aggregator):
         self.learned = TensorDict({"clients": none, "factors": factors, "last": none.clone()})
         self.last_round: Tensor
         self.register_buffer("last_round", torch.tensor(-1))
-        self._cohort: list[PublicUpdate] = []
 
     def coefficients(self, clients: Sequence[int], others: Sequence[int]) -> Tensor:
         """Coefficients c_ij of some clients (N) for others (M), as multiples of 1 / m: (N, M) on the CPU."""
@@ -185,17 +175,13 @@ class KTpFLAggregator(Aggregator):
         )
 
     def receive(self, update: ClientUpdate) -> None:
-        """Keep what a client of the cohort has sent."""
-        assert isinstance(update, PublicUpdate)
-        self._cohort.append(replace(update, weights={name: value.cpu() for name, value in update.weights.items()}))
+        """Keep what a client of the cohort has sent, weights on the host."""
+        super().receive(replace(update, weights={name: value.cpu() for name, value in update.weights.items()}))
 
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[PublicUpdate]) -> None:
         """One step on the coefficients of the cohort; the others' stay."""
-        cohort, self._cohort = self._cohort, []
-        if not cohort:
-            return
         clients = [update.client for update in cohort]
-        contents = [_content(update) for update in cohort]
+        contents = [u.weights if u.scores is None else {"scores": u.scores.cpu()} for u in cohort]
         gram, width = gram_of([{name: content[name] for name in self.learned_from} for content in contents])
         own = self.coefficients(clients, clients)
         stepped = transfer_step(shares_of(own), gram, width, self.server_lr, self.rho, self.sharpness)
@@ -230,10 +216,6 @@ class KTpFLAggregator(Aggregator):
         for share, other in zip(shares_of(self.coefficients([client], cohort))[0].tolist(), cohort, strict=True):
             average.update(self.sent.get(other), share)
         return average.result() if cohort else {}
-
-
-def _content(update: PublicUpdate) -> State:
-    return update.weights if update.scores is None else {"scores": update.scores.cpu()}
 
 
 def transfer_step(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,8 +12,6 @@ from pfl_lightning.functional.numerics import at_least_single, unit_rows
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._frozen_copy import FrozenCopy
 from pfl_lightning.options import ClientOptions, Unpack
-
-__all__ = ["MOON", "model_contrastive_loss"]
 
 
 class MOON(FederatedClient):
@@ -40,7 +36,7 @@ class MOON(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "contrastive")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("previous.*", "has_previous")
 
     has_previous: Tensor
 
@@ -83,15 +79,6 @@ class MOON(FederatedClient):
         """Keep the received model as it is, for z_glob."""
         self.received.take_over(self.encoder, self.projection)
 
-    def constant_layers(self) -> Iterator[nn.Module]:
-        """As in the base, which asks before there are copies."""
-        return super().frozen_norms()
-
-    def frozen_norms(self) -> Iterator[nn.Module]:
-        """As in the base, and all layers of both copies: they stay in evaluation mode, with their dropout."""
-        yield from super().frozen_norms()
-        yield from (*self.received.modules(), *self.previous.modules())
-
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The cross entropy, and mu times the contrastive term once the client has a model of its own (3)."""
         inputs, labels = batch
@@ -118,11 +105,6 @@ class MOON(FederatedClient):
         self.previous.take_over(self.encoder, self.projection)
         self.has_previous.fill_(1)
         return super().make_update(context, before)
-
-    def exported_names(self) -> list[str]:
-        """The model alone."""
-        own = ("previous.", "has_previous")
-        return [name for name in super().exported_names() if not name.startswith(own)]
 
 
 def model_contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

@@ -16,7 +16,6 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import hessian_product, loss_and_gradients, scores_at
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
-from pfl_lightning.server import AveragingAggregator
 
 Order = Literal["FO", "HF", "exact"]
 
@@ -52,9 +51,9 @@ class PerFedAvg(FederatedClient):
         2020,
     )
     batch_norm = "shared"
+    by_samples = False
     loss_names = ("adapted", "curvature")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,
@@ -86,10 +85,6 @@ class PerFedAvg(FederatedClient):
             )
         self._parts = 3 if order == "HF" else 2
         self.smallest_batch = self._parts * (2 if normed else 1)
-
-    def configure_aggregator(self, num_clients: int) -> AveragingAggregator:
-        """The plain mean of the clients' models."""
-        return AveragingAggregator(self, num_clients, by_samples=False)
 
     def check_samples(self, samples: Mapping[int, int]) -> None:
         """Refuse clients whose samples cannot be divided into D, D' and D''."""

@@ -92,10 +92,6 @@ class PFedFDA(FederatedClient):
         first = {"means": torch.rand(num_classes, width), "covariance": torch.eye(width)}
         self.received = TensorDict(first, persistent=False)  # the global Gaussians
 
-    def configure_aggregator(self, num_clients: int) -> PFedFDAAggregator:
-        """The server of pFedFDA."""
-        return PFedFDAAggregator(self, num_clients)
-
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the encoder and the global Gaussians."""
         super().receive(broadcast)
@@ -198,7 +194,7 @@ class PFedFDA(FederatedClient):
         return fold
 
 
-class PFedFDAAggregator(AveragingAggregator):
+class PFedFDAAggregator(AveragingAggregator, of=PFedFDA):
     """Averages encoders and the clients' Gaussians, weighted by samples."""
 
     update_class = PFedFDAUpdate
@@ -211,8 +207,7 @@ class PFedFDAAggregator(AveragingAggregator):
 
     def broadcast(self, client: int, round: int) -> PFedFDABroadcast:
         """The encoder and the Gaussians, the same for every client."""
-        weights, gaussians = self.weights.as_state(), self.gaussians.as_state()
-        return PFedFDABroadcast(client=client, round=round, weights=weights, **gaussians)
+        return PFedFDABroadcast(**vars(super().broadcast(client, round)), **self.gaussians.as_state())
 
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's encoder and Gaussians to the averages."""

@@ -16,8 +16,8 @@ from pfl_lightning.client import Citation, FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.learner import Learner
 from pfl_lightning.messages import Broadcast, ClientUpdate, State
+from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
-from pfl_lightning.server import Aggregator
 
 Weights = dict[str, Tensor]
 
@@ -52,6 +52,7 @@ class PFedHN(FederatedClient):
     citation = Citation("Personalized Federated Learning using Hypernetworks", "Shamsian et al.", "ICML", 2021)
     feature_based = True
     batch_norm = "own"
+    shares_buffers = False
     paper_batch_size = 64
 
     def __init__(
@@ -94,15 +95,6 @@ class PFedHN(FederatedClient):
         self.server_clip, self.server_steps = server_clip, server_steps
         self.embedding_size, self.hidden_size, self.hidden_layers = embedding_size, hidden_size, hidden_layers
         self.shared = ("encoder.*",) if personal_head else ("encoder.*", "head.*")
-
-    def configure_aggregator(self, num_clients: int) -> PFedHNAggregator:
-        """The server of pFedHN."""
-        return PFedHNAggregator(self, num_clients)
-
-    def shared_names(self) -> list[str]:
-        """Names of the parameters that are generated: theta; buffers stay on the client."""
-        trained = {name for name, _ in self.named_parameters()}
-        return [name for name in super().shared_names() if name in trained]
 
     def remedies(self) -> tuple[str, ...]:
         """The server's rate: a rate that suits a mean of models is far too large for a hypernetwork."""
@@ -152,10 +144,10 @@ class Hypernetwork(nn.Module):
         return {name: self.outputs[name.replace(".", "/")](hidden).view(shape) for name, shape in self.shapes.items()}
 
 
-class PFedHNAggregator(Aggregator):
+class PFedHNAggregator(CohortAggregator, of=PFedHN):
     """Generates every client's parameters, and trains what generates them.
 
-    What clients were sent is the same through a round, as phi and the embeddings change in :meth:`aggregate`. Novel
+    What clients were sent is the same through a round, as phi and the embeddings change in :meth:`combine`. Novel
     clients are sent what the mean embedding of the participating ones gives.
     """
 
@@ -180,12 +172,6 @@ class PFedHNAggregator(Aggregator):
         network = Hypernetwork(*sizes, {name: tensor.shape for name, tensor in theta.items()})
         self.learner = Learner(network, sgd, client.server_clip)
         self._types = {name: tensor.dtype for name, tensor in theta.items()}
-        self._start_round()
-
-    def _start_round(self) -> None:
-        # theta~_k of the cohort, or theta_k - theta~_k; messages, which a snapshot of the server does not copy
-        self._trained: list[ClientUpdate] = []
-        self._round = 0
 
     def _embedding(self, client: int) -> Tensor:
         """v_k; of a novel client the mean over those that take part."""
@@ -209,16 +195,13 @@ class PFedHNAggregator(Aggregator):
         if self.steps != "client":
             sent = self.broadcast(update.client, update.round).weights
             kept = replace(kept, weights={name: sent[name].to(like) - tensor for name, tensor in kept.weights.items()})
-        self._trained.append(kept)
-        self._round = update.round
+        super().receive(kept)
 
-    def aggregate(self) -> None:
+    def combine(self, cohort: list[ClientUpdate]) -> None:
         """Steps of phi and v along J^T (theta_k - theta~_k)."""
-        if self._trained:
-            parts = [partial(self._objective, update.client, update.weights) for update in self._trained]
-            steps = [lambda: torch.stack([part() for part in parts]).mean()] if self.steps == "round" else parts
-            self.learner.learn(steps, self._round, REMEDY)
-        self._start_round()
+        parts = [partial(self._objective, update.client, update.weights) for update in cohort]
+        steps = [lambda: torch.stack([part() for part in parts]).mean()] if self.steps == "round" else parts
+        self.learner.learn(steps, cohort[0].round, REMEDY)
 
     def _objective(self, client: int, kept: State) -> Tensor:
         """What has that gradient: |theta_k - theta~_k|^2 / 2 or, with the change as sent, <theta_k, change>."""

@@ -47,7 +47,6 @@ class PFedMe(FederatedClient):
     eval_model = "trained"
     loss_names = ("cross_entropy", "proximal")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
 
     def __init__(
         self,

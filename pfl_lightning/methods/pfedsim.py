@@ -17,8 +17,6 @@ from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.client_states import ClientStates
 
-__all__ = ["PFedSim", "PFedSimAggregator", "classifier_similarity"]
-
 LARGEST_SIMILARITY = 0.9999
 """Similarity of a client with itself, and the largest with another: the weight of 1 would be infinite."""
 
@@ -62,12 +60,8 @@ class PFedSim(FederatedClient):
                 "them: give it max_epochs, or the method a number of rounds, warmup=50"
             )
 
-    def configure_aggregator(self, num_clients: int) -> PFedSimAggregator:
-        """The server of pFedSim."""
-        return PFedSimAggregator(self, num_clients)
 
-
-class PFedSimAggregator(AveragingAggregator):
+class PFedSimAggregator(AveragingAggregator, of=PFedSim):
     """FedAvg's mean in the warm-up; then the last model of each client, whose encoders it mixes for every client.
 
     Clients without a model yet get the global model of the warm-up.

@@ -9,8 +9,6 @@ from pfl_lightning.methods._self_supervised import SelfSupervisedClient
 from pfl_lightning.options import OptionsWithoutSGD, Unpack
 from pfl_lightning.self_supervised import ObjectiveFactory
 
-__all__ = ["PFLSSL"]
-
 
 class PFLSSL(SelfSupervisedClient):
     """Clients train an encoder by a self-supervised objective (section III-B); encoder and projector are averaged.

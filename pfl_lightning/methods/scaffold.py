@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,17 +14,10 @@ from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.losses import linear_term
 from pfl_lightning.messages import Broadcast, ClientUpdate, State, weight_field
-from pfl_lightning.methods._gradients import (
-    check_plain_sgd,
-    check_steps_of_sgd,
-    full_gradient,
-    steps_in_gradients,
-)
-from pfl_lightning.options import EvaluationOptions, Unpack
+from pfl_lightning.methods._gradients import check_steps_of_sgd, full_gradient, steps_in_gradients
+from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.server import AveragingAggregator
 from pfl_lightning.state.tensors import TensorDict
-
-__all__ = ["SCAFFOLD", "ScaffoldAggregator", "ScaffoldBroadcast", "ScaffoldUpdate"]
 
 PURPOSE = 'control="steps" takes the mean of the gradients'
 ALTERNATIVE = 'use control="gradient", which takes one more pass over the data'
@@ -66,13 +58,8 @@ class SCAFFOLD(FederatedClient):
         control: How a client renews c_i: ``"steps"`` by the mean of the gradients of its steps (option II), which takes
             SGD at a constant rate, unclipped; ``"gradient"`` by the gradient of its training samples, not augmented
             and in evaluation mode, at the received model (option I), which takes one more pass over them.
-        lr: Learning rate of the local SGD, eta_l.
-        momentum: Momentum of the local SGD.
-        weight_decay: Weight decay of the local SGD.
-        epochs: Local epochs a round, E.
-        optimizer: Makes the optimizer in place of SGD; with ``control="gradient"``.
-        lr_scheduler: Makes a scheduler, as for every method.
-        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`.
+        options: Further arguments of :class:`~pfl_lightning.client.FederatedClient`. ``lr`` is eta_l; an ``optimizer``
+            other than SGD, or an ``lr_scheduler``, goes with ``control="gradient"``.
     """
 
     citation = Citation(
@@ -82,7 +69,7 @@ class SCAFFOLD(FederatedClient):
     averages_samples = True
     loss_names = ("cross_entropy", "control")
     personalization_losses = ("cross_entropy",)
-    exported_losses = ("cross_entropy",)
+    not_exported = ("own_control.*",)
 
     def __init__(
         self,
@@ -91,30 +78,11 @@ class SCAFFOLD(FederatedClient):
         *,
         server_lr: float = 1.0,
         control: str = "steps",
-        lr: float = 0.01,
-        momentum: float = 0.5,
-        weight_decay: float = 5e-4,
-        epochs: int = 5,
-        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
-        **options: Unpack[EvaluationOptions],
+        **options: Unpack[ClientOptions],
     ) -> None:
         check_choice("control", control, ("steps", "gradient"))
         check_number("server_lr (eta_g)", server_lr)
-        if control == "steps":
-            replaced = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
-            check_plain_sgd(lr, momentum, replaced, PURPOSE, ALTERNATIVE)
-        super().__init__(
-            encoder,
-            num_classes,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            **options,
-        )
+        super().__init__(encoder, num_classes, **options)
         self.server_lr, self.control = server_lr, control
         shared, parameters = set(self.shared_names()), self.named_parameters()
         covered = {name: torch.zeros_like(p) for name, p in parameters if name in shared}
@@ -122,8 +90,6 @@ class SCAFFOLD(FederatedClient):
         self.server_control = TensorDict(persistent=False)  # c, for the time of a fit
         self.received = TensorDict(persistent=False)  # x
         self.correction = TensorDict(persistent=False)  # c - c_i
-
-    # ------------------------------------------------------------------ the client
 
     def check_run(self, facts: RunFacts) -> None:
         """Refuse for ``control="steps"`` clipped gradients, whose mean is not theirs, and steps of another kind."""
@@ -183,18 +149,8 @@ class SCAFFOLD(FederatedClient):
         correction = self.correction.as_state()
         return {name: (received[name] - trained[name]) / scale - c for name, c in correction.items()}
 
-    def exported_names(self) -> list[str]:
-        """The model alone."""
-        return [name for name in super().exported_names() if not name.startswith("own_control.")]
 
-    # ------------------------------------------------------------------ its server
-
-    def configure_aggregator(self, num_clients: int) -> ScaffoldAggregator:
-        """The server of SCAFFOLD."""
-        return ScaffoldAggregator(self, num_clients)
-
-
-class ScaffoldAggregator(AveragingAggregator):
+class ScaffoldAggregator(AveragingAggregator, of=SCAFFOLD):
     """x + eta_g (mean of y_i - x) and c + (1/N) sum of c_i+ - c_i; every client of the cohort counts the same.
 
     Args:
@@ -214,8 +170,7 @@ class ScaffoldAggregator(AveragingAggregator):
 
     def broadcast(self, client: int, round: int) -> ScaffoldBroadcast:
         """The model x and c, the same for every client (line 4)."""
-        weights, control = self.weights.as_state(), self.control.as_state()
-        return ScaffoldBroadcast(client=client, round=round, weights=weights, control=control)
+        return ScaffoldBroadcast(**vars(super().broadcast(client, round)), control=self.control.as_state())
 
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's model and change of control variate to the means."""

@@ -111,10 +111,6 @@ class SphereFed(FederatedClient):
         with torch.no_grad():
             self.head.weight.copy_(orthonormal.T)
 
-    def configure_aggregator(self, num_clients: int) -> SphereFedAggregator:
-        """The server of SphereFed."""
-        return SphereFedAggregator(self, num_clients)
-
     @torch.no_grad()
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the encoder and, in an evaluation after a calibration, its classifier in place of the fixed one."""
@@ -155,11 +151,6 @@ class SphereFed(FederatedClient):
         """Points z of the unit sphere, (N, w)."""
         return F.normalize(self.projection(features), dim=-1)
 
-    def classify(self, features: Tensor) -> Tensor:
-        """W z, the cosines to the classes' directions, (N, C)."""
-        scores: Tensor = self.head(self.head_input(features))
-        return scores
-
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Mean over samples and classes of (W z - onehot(y))^2."""
         if not self.uses("squared_error"):
@@ -179,7 +170,7 @@ class SphereFed(FederatedClient):
         return replace(update, weights={}, gram=gram, products=products)
 
 
-class SphereFedAggregator(AveragingAggregator):
+class SphereFedAggregator(AveragingAggregator, of=SphereFed):
     """Averages encoders, weighted by samples; in the last round solves for the classifier."""
 
     update_class = SphereFedUpdate
@@ -203,8 +194,8 @@ class SphereFedAggregator(AveragingAggregator):
 
     def broadcast(self, client: int, round: int) -> SphereFedBroadcast:
         """The encoder; in evaluations after a calibration its classifier, too. Training goes on under the fixed one."""
-        weights, head = self.weights.as_state(), self.head if round <= int(self.calibrated) else None
-        return SphereFedBroadcast(client=client, round=round, weights=weights, head=head)
+        head = self.head if round <= int(self.calibrated) else None
+        return SphereFedBroadcast(**vars(super().broadcast(client, round)), head=head)
 
     def check(self, update: ClientUpdate) -> None:
         """As :meth:`~pfl_lightning.server.Aggregator.check`; the statistics of a calibration come without weights."""

@@ -168,8 +168,8 @@ SMALL_SIMCLR = partial(SimCLR, hidden=6, out=5, batch_norm=False)
 SMALL_BYOL = partial(BYOL, hidden=6, out=5, batch_norm=False, keep_target=True)
 FOR_TOY: dict[type, dict[str, Any]] = {
     DualFed: {"projector_batch_norm": False},
-    PFLSSL: {"objective": SMALL_SIMCLR},
     Calibre: {"objective": SMALL_SIMCLR, "clusters": 3},
+    PFLSSL: {"objective": SMALL_SIMCLR},
     FedTGP: {"server_epochs": 3},
     FedEMA: {"objective": SMALL_BYOL},
     FedETF: {"alternations": 1, "alternation_epochs": 1},

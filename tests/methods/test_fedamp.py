@@ -227,7 +227,7 @@ def test_buffers_stay_on_the_client():
         ({"own_share": 1.5}, "own_share must be between 0 and 1"),
         ({"attention": "gaussian", "own_share": 0.5}, "own_share is of attention='cosine'"),
         ({"step": 1.0}, "step .alpha. is of attention='gaussian'"),
-        ({"eval_model": "aggregated"}, "eval_model='aggregated' of FedAMP"),
+        ({"eval_model": "aggregated"}, "eval_model of FedAMP must be one of"),
         ({"proximal": -1.0}, "proximal .lambda / alpha. must be"),
         ({"start": "mix"}, "start must be one of"),
     ],

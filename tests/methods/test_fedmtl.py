@@ -153,7 +153,10 @@ def test_running_statistics_are_not_in_w():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"lam": -1.0}, "lam .lambda. must be"), ({"eval_model": "aggregated"}, "eval_model='aggregated' of FedMTL")],
+    [
+        ({"lam": -1.0}, "lam .lambda. must be"),
+        ({"eval_model": "aggregated"}, "eval_model of FedMTL must be one of"),
+    ],
 )
 def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

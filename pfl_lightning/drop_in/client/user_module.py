@@ -25,7 +25,7 @@ from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.drop_in.fits.own_data import OwnData, own_values
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
-from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.fit.tasks import MakeTrainer, ScoringTask
 from pfl_lightning.messages import Broadcast
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.names import parameters_of
@@ -304,12 +304,10 @@ class UserModule(ModuleSteps):
         if new:
             warn_of_forms(type(self.module).__name__, new)
 
-    def evaluate(
-        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
-    ) -> EvalMetrics:
+    def evaluate(self, task: ScoringTask) -> EvalMetrics:
         """What the module's own validation or test step logs, and its accuracy where that is known."""
-        with self.on_own_data(data, stage, part):
-            return score_module(self, part, stage, data, environment, make_trainer)
+        with self.on_own_data(task.data, task.stage, task.part):
+            return score_module(self, task)
 
     @contextmanager
     def on_own_data(self, data: FitData, stage: str | None = None, part: SplitSource | None = None) -> Iterator[None]:

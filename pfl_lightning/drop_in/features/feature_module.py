@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pfl_lightning.client import FederatedClient, FitContext
-from pfl_lightning.data import SplitSource, TwoViews
+from pfl_lightning.data import TwoViews
 from pfl_lightning.drop_in.client.roles import head_layer, renew
 from pfl_lightning.drop_in.client.user_module import UserModule
 from pfl_lightning.drop_in.features.capture import (
@@ -30,7 +30,7 @@ from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.fits.module_calls import flat_objects, patched, training
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
-from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.fit.tasks import MakeTrainer, ScoringTask
 from pfl_lightning.metrics import EvalMetrics
 
 
@@ -259,17 +259,16 @@ class FeatureModule(UserModule):
 
     # ------------------------------------------------------------------ an evaluation
 
-    def evaluate(
-        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
-    ) -> EvalMetrics:
+    def evaluate(self, task: ScoringTask) -> EvalMetrics:
         """What the module's own validation or test step logs; its head gives the scores that the method predicts by."""
         method = type(self.client)
-        if method.class_scores is FederatedClient.class_scores and method.classify is FederatedClient.classify:
-            return super().evaluate(part, stage, data, environment, make_trainer)
+        usual = FederatedClient.class_scores, FederatedClient.classify, FederatedClient.head_input
+        if (method.class_scores, method.classify, method.head_input) == usual:
+            return super().evaluate(task)
         handle = self.head.register_forward_hook(self._as_predicted)
         try:
             with self._capture.watching():
-                return super().evaluate(part, stage, data, environment, make_trainer)
+                return super().evaluate(task)
         finally:
             handle.remove()
 

@@ -13,14 +13,12 @@ from typing import Any, cast
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pfl_lightning.data import SplitSource
 from pfl_lightning.drop_in.features.capture import ClassesUnknown
 from pfl_lightning.drop_in.features.encoder import ModuleEncoder
 from pfl_lightning.drop_in.features.feature_module import FeatureModule
 from pfl_lightning.drop_in.fits.module_calls import flat_objects
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.fit.data import FitData
-from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.fit.tasks import ScoringTask
 from pfl_lightning.functional import nearest_neighbor_accuracy
 from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.messages import Broadcast
@@ -113,24 +111,22 @@ class ViewModule(FeatureModule):
         """What the step returned: all terms are in it."""
         return output
 
-    def evaluate(
-        self, part: SplitSource, stage: str, data: FitData, environment: FitEnvironment, make_trainer: MakeTrainer
-    ) -> EvalMetrics:
+    def evaluate(self, task: ScoringTask) -> EvalMetrics:
         """Accuracy of the nearest training item by features; after a personalization what the module's steps give.
 
         Where classes are not known, the accuracy is not a number.
         """
         if not self.client.uses_knn_evaluation():
-            return super().evaluate(part, stage, data, environment, make_trainer)
-        seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, *self._received)
+            return super().evaluate(task)
+        seed = derive_seed(task.environment.seed, Purpose.EVALUATION_MODEL, *self._received)
         with torch_seed(seed), python_seed(seed):  # for random transforms of the items
             try:
-                known, classes = self.features_of(data)
-                features, targets = self.features_of(replace(data, part=part))
+                known, classes = self.features_of(task.data)
+                features, targets = self.features_of(replace(task.data, part=task.part))
             except ClassesUnknown as error:
                 if not self._classes_missed:
                     self._classes_missed = True
                     _log.warning("no accuracy of %s by nearest neighbors: %s", type(self.client).__name__, error)
-                return EvalMetrics(math.nan, math.nan, len(part))
+                return EvalMetrics(math.nan, math.nan, len(task.part))
         accuracy = nearest_neighbor_accuracy(known.float(), classes, features.float(), targets)
-        return EvalMetrics(float(accuracy), math.nan, len(part))
+        return EvalMetrics(float(accuracy), math.nan, len(task.part))

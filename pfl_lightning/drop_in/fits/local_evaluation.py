@@ -17,15 +17,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pfl_lightning.data import BatchSource, SplitSource, class_of_batch
+from pfl_lightning.data import BatchSource, class_of_batch
 from pfl_lightning.drop_in.fits.logs import LogNotes, LogRecord, undefined_as_nan
 from pfl_lightning.drop_in.fits.module_calls import call_step, lent_to_trainer, patched
 from pfl_lightning.drop_in.fits.over_rounds import Counts, set_counts
 from pfl_lightning.drop_in.fits.own_data import OwnData, standing_in
 from pfl_lightning.engines.advice import needs_no_trainer
 from pfl_lightning.engines.sequential import BATCH_HOOKS
-from pfl_lightning.fit.data import FitData
-from pfl_lightning.fit.tasks import FitEnvironment, MakeTrainer
+from pfl_lightning.fit.tasks import FitEnvironment, ScoringTask
 from pfl_lightning.functional.numerics import hits
 from pfl_lightning.lightning_private import combining_mode
 from pfl_lightning.metrics import EvalMetrics
@@ -120,9 +119,7 @@ class StepsTask:
     Attributes:
         model: The client's, in evaluation mode.
         stage: ``"validation"`` or ``"test"``.
-        part: The samples.
-        data: The client's settings.
-        environment: Device and precision.
+        asked: What is to be evaluated.
         scores: Is shown every batch.
         notes: Is told of every value that is logged.
         own: What the client has of the data.
@@ -130,48 +127,35 @@ class StepsTask:
 
     model: UserModule
     stage: str
-    part: SplitSource
-    data: FitData
-    environment: FitEnvironment
+    asked: ScoringTask
     scores: ClassScores
     notes: LogNotes
     own: OwnData
 
     def loader(self, device: torch.device) -> BatchSource:
         """The batches."""
-        return self.part.loader(self.data.eval_batch_size, device=device)
+        return self.asked.part.loader(self.asked.data.eval_batch_size, device=device)
 
 
-def score_module(
-    model: UserModule,
-    part: SplitSource,
-    stage: str,
-    data: FitData,
-    environment: FitEnvironment,
-    make_trainer: MakeTrainer,
-) -> EvalMetrics:
+def score_module(model: UserModule, task: ScoringTask) -> EvalMetrics:
     """What a module logs on a part, and its accuracy where ``forward`` gives class scores; the loss is not known (NaN).
 
     Args:
         model: The client's, in evaluation mode.
-        part: The samples; at least one.
-        stage: ``"validation"`` or ``"test"``: whose step is called. A module without a test step is judged by its
-            validation step, under names that begin with ``test_``; without both by its accuracy alone.
-        data: The client's settings.
-        environment: Device and precision.
-        make_trainer: Makes an inner Trainer to run the steps; they run in a plain loop where it gives ``None``.
+        task: What is to be evaluated. The step of its stage is called: a module without a test step is judged by its
+            validation step, under names that begin with ``test_``; without both by its accuracy alone. Steps run under
+            an inner Trainer, or in a plain loop where there is none.
     """
-    module = model.module
+    module, part, stage = model.module, task.part, task.stage
     scores = ClassScores(module, model.client.num_classes)
     own = next((name for name in (stage, "validation") if is_overridden(f"{name}_step", module)), None)
     model.reset_metrics()  # what a fine-tuning, or the other part, left
     logged, notes = dict[str, float](), LogNotes(module)
     if own is not None:
         with undefined_as_nan(module), scores.watching():
-            items = OwnData(data, stage, part)
-            logged = _run_steps(StepsTask(model, own, part, data, environment, scores, notes, items), make_trainer)
+            logged = _run_steps(StepsTask(model, own, task, scores, notes, OwnData(task.data, stage, part)))
     if not logged and not scores.forward_called:
-        scores = _probed(model, part, data, environment)
+        scores = _probed(model, task)
     if own is not None and own != stage:
         logged = {as_test_name(name): value for name, value in logged.items()}
         notes.progress_bar_names = {as_test_name(name) for name in notes.progress_bar_names}
@@ -182,17 +166,17 @@ def score_module(
     return EvalMetrics(scores.accuracy, math.nan, len(part), logged, *noted, notes.reductions)
 
 
-def _probed(model: UserModule, part: SplitSource, data: FitData, environment: FitEnvironment) -> ClassScores:
+def _probed(model: UserModule, task: ScoringTask) -> ClassScores:
     """Scores of the forward pass alone, for a module whose steps tell nothing.
 
     None where batches are changed on their way by hooks that a Trainer calls: these inputs are not the module's.
     """
     scores = ClassScores(model.module, model.client.num_classes)
-    owners = [model.module, *([] if part.datamodule is None else [part.datamodule])]
+    owners = [model.module, *([] if task.part.datamodule is None else [task.part.datamodule])]
     if any(is_overridden(hook, owner) for hook in BATCH_HOOKS for owner in owners):
         return scores
-    for batch, _, _ in _numbered(part.loader(data.eval_batch_size, device=environment.device)):
-        if not scores.probe(environment.precision.convert_input(batch), environment):
+    for batch, _, _ in _numbered(task.part.loader(task.data.eval_batch_size, device=task.environment.device)):
+        if not scores.probe(task.environment.precision.convert_input(batch), task.environment):
             break
     return scores
 
@@ -205,17 +189,17 @@ def as_test_name(name: str) -> str:
     return f"test_{name}"
 
 
-def _run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
+def _run_steps(task: StepsTask) -> dict[str, float]:
     """Run the steps and hooks of a stage under an inner Trainer, where there is one; return what the module logged."""
     try:
-        found = _run_steps_under_trainer(task, make_trainer)
+        found = _run_steps_under_trainer(task)
         return _run_steps_in_loop(task) if found is None else found
     except Exception as error:
         place = f"in the {task.stage} of a client by the module's own steps"
         note = f"{place}: if self.trainer lacks something, it is a Trainer that evaluates one client, not the outer one"
         if not isinstance(error, AttributeError):
             note = (
-                f"{place}, on the {len(task.part)} items that are the client's. If, and only if, they need the "
+                f"{place}, on the {len(task.asked.part)} items that are the client's. If, and only if, they need the "
                 "whole of a validation or test set: FederatedLoop(..., shared_evaluation=True), or federate(..., "
                 "shared_evaluation=True), gives every client all of it"
             )
@@ -223,7 +207,7 @@ def _run_steps(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float]:
         raise
 
 
-def _run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict[str, float] | None:
+def _run_steps_under_trainer(task: StepsTask) -> dict[str, float] | None:
     """Run the validation or test loop of a Trainer on one client's batches.
 
     Returns:
@@ -232,23 +216,23 @@ def _run_steps_under_trainer(task: StepsTask, make_trainer: MakeTrainer) -> dict
     callback = _ScoresCallback(task.scores, task.notes)
     with silence():
         module = task.model.module
-        trainer = task.model.local.trainer(make_trainer, module, [callback], limit_val_batches=1.0)
+        trainer = task.model.local.trainer(task.asked.make_trainer, module, [callback], limit_val_batches=1.0)
     if trainer is None:
         return None
-    clock = task.environment.clock
+    environment, clock = task.asked.environment, task.asked.environment.clock
     set_counts(trainer, Counts(clock.epoch, clock.step, clock.step))
     trainer.fit_loop.max_epochs = clock.max_epochs
-    validates, datamodule = task.stage == "validation", task.part.datamodule  # a loader of the call has none
+    validates, datamodule = task.stage == "validation", task.asked.part.datamodule  # a loader of the call has none
     run: Callable[..., Any] = trainer.validate if validates else trainer.test
     functions = {"log": task.notes.watched(module.log), "optimizers": _optimizers_when_asked_for(module)}
     with silence(), lent_to_trainer(module, **functions):
         if datamodule is None:
-            run(module, dataloaders=task.loader(task.environment.device), verbose=False)
+            run(module, dataloaders=task.loader(environment.device), verbose=False)
         else:
             loader = task.loader(torch.device("cpu"))
             name = "val_dataloader" if validates else "test_dataloader"
             run(module, datamodule=standing_in(datamodule, {name: loader}, task.own), verbose=False)
-    task.model.client.to(task.environment.device)
+    task.model.client.to(environment.device)
     task.model.client.eval()
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
@@ -271,7 +255,7 @@ def _run_steps_in_loop(task: StepsTask) -> dict[str, float]:
     Raises:
         ConfigurationError: The module asks for its Trainer.
     """
-    module, stage, environment, record = task.model.module, task.stage, task.environment, LogRecord()
+    module, stage, environment, record = task.model.module, task.stage, task.asked.environment, LogRecord()
     step = getattr(module, f"{stage}_step")
     with patched(module, log=task.notes.watched(record.log)), needs_no_trainer(module):
         getattr(module, f"on_{stage}_start")()
