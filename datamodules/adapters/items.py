@@ -19,6 +19,7 @@ from pfl_lightning.datamodules.adapters.sources import BatchSizes, ItemSource, O
 from pfl_lightning.datamodules.adapters.stages import for_another_process
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.options import DataOptions, Unpack
 
 
 class ItemSplit:
@@ -260,7 +261,7 @@ class ItemDataModule(FederatedDataModule):
 
     Args:
         partition: Rule that assigns the items to clients.
-        owners: The data modules that have the items.
+        given: The data modules that have the items.
         args: See :class:`FederatedDataModule`.
         kwargs: See :class:`FederatedDataModule`.
     """
@@ -268,10 +269,10 @@ class ItemDataModule(FederatedDataModule):
     _labeled: bool
 
     def __init__(
-        self, partition: Partitioner, owners: Sequence[LightningDataModule], /, *args: Any, **kwargs: Any
+        self, partition: Partitioner, given: Sequence[LightningDataModule], /, *args: int, **kwargs: Unpack[DataOptions]
     ) -> None:
         super().__init__(partition, *args, **kwargs)
-        self._owners = list(owners)
+        self._owners = list(given)
 
     def __getattr__(self, name: str) -> Any:
         """Attribute of the first data module, such as its vocabulary."""

@@ -12,7 +12,8 @@ import torch
 
 from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.module import FederatedDataModule
-from pfl_lightning.datamodules.partition.given import AsGiven, clients_of
+from pfl_lightning.datamodules.partition.given import clients_of
+from pfl_lightning.options import DataOptions, Unpack
 
 
 class FromLEAF(FederatedDataModule, gives="partition"):
@@ -34,12 +35,14 @@ class FromLEAF(FederatedDataModule, gives="partition"):
 
     read_once = ("_parts",)
 
-    def __init__(self, path: str, *, test_path: str | None = None, batch_size: int = 50, **kwargs: Any) -> None:
+    def __init__(
+        self, path: str, *, test_path: str | None = None, batch_size: int = 50, **kwargs: Unpack[DataOptions]
+    ) -> None:
         self.path, self.test_path = str(path), test_path
         paths = [self.path] if test_path is None else [self.path, str(test_path)]
         self._parts = [_read(Path(one)) for one in paths]
-        self._clients, names = clients_of([user for users, _, _ in self._parts for user in users])
-        super().__init__(AsGiven(int(self._clients.max()) + 1, names), batch_size, **kwargs)
+        self._clients, rule = clients_of([user for users, _, _ in self._parts for user in users])
+        super().__init__(rule, batch_size, **kwargs)
 
     def load(self) -> Samples:
         """Make tensors of the samples."""

@@ -22,6 +22,7 @@ from pfl_lightning.datamodules.counting import Ints, Parts
 from pfl_lightning.datamodules.module import warn_unless_federated
 from pfl_lightning.datamodules.partition.base import Partitioner, PartitionError, check_parts
 from pfl_lightning.older_package import as_lightning
+from pfl_lightning.options import DivisionOptions, Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class FromLoaders(ItemDataModule):
         labels: Callable[[Any], Any] | None = None,
         class_names: Sequence[str] | None = None,
         validation_share: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DivisionOptions],
     ) -> None:
         own = {"augment", "normalize", "mean", "std", "batch_size", "drop_last", "eval_batch_size", "public"}
         if given := own & kwargs.keys():

@@ -108,12 +108,9 @@ class FromDatasets(FederatedDataModule):
                         f"{name} must have an entry for each item of the data set, got {len(owners)} for "
                         f"{0 if dataset is None else len(dataset)} items"  # type: ignore[arg-type]
                     )
-            numbers, names = clients_of([*clients, *(() if test_clients is None else test_clients)])
+            numbers, partition = clients_of([*clients, *(() if test_clients is None else test_clients)])
             own, tested = np.split(numbers, [len(clients)])
-            partition, self._clients = (
-                AsGiven(int(numbers.max()) + 1, names),
-                (own, None if test_clients is None else tested),
-            )
+            self._clients = own, None if test_clients is None else tested
         assert partition is not None
         super().__init__(partition, batch_size, **kwargs)
         self.train, self.test, self.unlabeled = train, test, unlabeled

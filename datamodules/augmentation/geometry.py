@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_lightning.checks import check_at_least, check_between
+from pfl_lightning.checks import check_at_least, check_between, check_choice
 from pfl_lightning.data import to_device
 from pfl_lightning.datamodules.augmentation.ops import (
     Augmentation,
@@ -241,8 +241,7 @@ class RandomRotation(Augmentation):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_between("degrees", self.degrees, 0, 360)
-        if self.interpolation not in ("nearest", "bilinear"):
-            raise ValueError(f"interpolation must be 'nearest' or 'bilinear', got {self.interpolation!r}")
+        check_choice("interpolation", self.interpolation, ("nearest", "bilinear"))
 
     def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Rotate each image by a random angle.

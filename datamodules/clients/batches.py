@@ -147,6 +147,17 @@ class BatchLoader:
     images in which the views of a sample are neighbors. This is faster than view by view, and the result already has
     shape (B, V, ...).
 
+    Args:
+        split: The split.
+        batch_size: Samples in a batch, at least 1.
+        device: Device on which the batches are made.
+        generator: CPU generator of the order and of the augmentation.
+        shuffle: Whether every epoch has a new random order.
+        drop_last: Whether an incomplete last batch is dropped.
+        augment: Whether the training augmentation is applied.
+        views: Number V of independently augmented copies of every sample in a batch; above 1, a batch's inputs have
+            shape (B, V, ...).
+
     Attributes:
         batch_size: Samples in a full batch.
         views: Number V of copies of every sample in a batch.
@@ -170,11 +181,11 @@ class BatchLoader:
         self,
         split: ClientSplit,
         batch_size: int,
-        device: torch.device,
-        generator: torch.Generator | None,
-        shuffle: bool,
-        drop_last: bool,
-        augment: bool,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        augment: bool = False,
         views: int = 1,
     ) -> None:
         self.batch_size, self.views, self.num_samples = batch_size, views, len(split)
@@ -189,7 +200,7 @@ class BatchLoader:
                 f"drop_last leaves no batch: batch_size is {batch_size}, the split has {self.num_samples} samples; "
                 f"lower batch_size to at most {self.num_samples}, set drop_last=False, or give clients more samples"
             )
-        self._split, self._device, self._generator, self._shuffle = split, device, generator, shuffle
+        self._split, self._device, self._generator, self._shuffle = split, torch.device(device), generator, shuffle
         self._targets = split.targets.to(device)
         self._raw: Tensor | None = None
         self._ready: Tensor | None = None  # normalized

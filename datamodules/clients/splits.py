@@ -10,9 +10,11 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from pfl_lightning.data import LoaderOptions
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader, BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView
+from pfl_lightning.options import Unpack
 
 NO_LABEL = -1
 """Target of a sample without a label."""
@@ -112,28 +114,12 @@ class ClientSplit:
         targets = self.targets
         return torch.bincount(targets[targets != NO_LABEL], minlength=num_classes)
 
-    def loader(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        generator: torch.Generator | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        augment: bool = False,
-        views: int = 1,
-    ) -> BatchLoader:
+    def loader(self, batch_size: int, **options: Unpack[LoaderOptions]) -> BatchLoader:
         """Loader of batches of this split.
 
         Args:
             batch_size: Samples in a batch, at least 1.
-            device: Device on which the batches are made.
-            generator: CPU generator of the order and of the augmentation.
-            shuffle: Whether every epoch has a new random order.
-            drop_last: Whether an incomplete last batch is dropped.
-            augment: Whether the training augmentation is applied.
-            views: Number V of independently augmented copies of every sample in a batch; above 1, a batch's inputs
-                have shape (B, V, ...).
+            options: See :class:`BatchLoader`.
 
         Returns:
             A re-iterable loader; every pass is one epoch.
@@ -141,7 +127,7 @@ class ClientSplit:
         Raises:
             ValueError: If an argument is out of range, a generator is missing, or no batch would be left.
         """
-        return BatchLoader(self, batch_size, torch.device(device), generator, shuffle, drop_last, augment, views)
+        return BatchLoader(self, batch_size, **options)
 
 
 class PublicSplit(ClientSplit):

@@ -21,6 +21,7 @@ from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.given import AsGiven, clients_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.options import DataOptions, Unpack
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -79,7 +80,7 @@ class FromTable(FederatedDataModule, gives="partition"):
         features: Sequence[str] | None = None,
         categorical: Sequence[str] = (),
         batch_size: int = 50,
-        **kwargs: Any,
+        **kwargs: Unpack[DataOptions],
     ) -> None:
         self.path, self.target, self.client, self.features = str(path), target, client, features
         self.categorical = tuple(categorical)
@@ -89,8 +90,8 @@ class FromTable(FederatedDataModule, gives="partition"):
         self._check_columns("categorical", categorical)
         if mistaken := ({target, client} & {*(features or ()), *self.categorical}) or ({target} & {client}):
             raise ValueError(f"the column {mistaken.pop()!r} is target or client, and cannot have another use, too")
-        self._clients, names = self._find_clients()
-        super().__init__(AsGiven(int(self._clients.max()) + 1, names), batch_size, **kwargs)
+        self._clients, rule = self._find_clients()
+        super().__init__(rule, batch_size, **kwargs)
 
     def _check_columns(self, what: str, names: Sequence[str]) -> None:
         assert self._table is not None
@@ -104,8 +105,8 @@ class FromTable(FederatedDataModule, gives="partition"):
                 f"{did_you_mean(missing[0], columns)}"
             )
 
-    def _find_clients(self) -> tuple[Ints, tuple[str, ...]]:
-        """Client of each row, and the clients' names."""
+    def _find_clients(self) -> tuple[Ints, AsGiven]:
+        """Client of each row, and the rule of the clients."""
         assert self._table is not None
         column = self._table[self.client]
         if len(empty := np.flatnonzero(column.isna())):

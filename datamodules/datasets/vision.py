@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfl_lightning.checks import check_at_least, check_number
+from pfl_lightning.checks import check_at_least, check_choice, check_number
 from pfl_lightning.datamodules.augmentation.geometry import RandomCrop
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.samples import Samples
@@ -176,8 +176,7 @@ class EMNIST(Torchvision):
         **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        if split not in ("letters", "byclass"):
-            raise ValueError(f"split must be 'letters' or 'byclass', got {split!r}")
+        check_choice("split", split, ("letters", "byclass"))
         self.split = split
 
     @property

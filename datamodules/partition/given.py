@@ -67,24 +67,24 @@ def checked_client_names(names: Sequence[str], num_clients: int) -> tuple[str, .
     return found
 
 
-def clients_of(owners: Sequence[Any]) -> tuple[Ints, tuple[str, ...]]:
-    """Client of each item, and the clients' names.
+def clients_of(owners: Sequence[Any]) -> tuple[Ints, AsGiven]:
+    """Client of each item, and the rule of these clients.
 
     Args:
         owners: Whose each item is: whole numbers or strings, shape (N,).
 
     Returns:
-        Numbers of the clients from 0, by their sorted numbers or names; and a name for each client, empty where the
+        Numbers of the clients from 0, by their sorted numbers or names; and a rule that names the clients, unless the
         numbers are those of the clients already.
 
     Raises:
         ValueError: If an entry is neither, or all are the same.
 
     Example:
-        >>> numbers, names = clients_of(["Nice", "Lyon", "Nice"])
-        >>> numbers.tolist(), names
+        >>> numbers, rule = clients_of(["Nice", "Lyon", "Nice"])
+        >>> numbers.tolist(), rule.client_names
         ([1, 0, 1], ('Lyon', 'Nice'))
-        >>> clients_of([0, 1, 1])[1]
+        >>> clients_of([0, 1, 1])[1].client_names
         ()
     """
     given = [owner.item() if hasattr(owner, "item") else owner for owner in owners]
@@ -100,4 +100,4 @@ def clients_of(owners: Sequence[Any]) -> tuple[Ints, tuple[str, ...]]:
         raise ValueError(f"all {len(given)} items are of one client, {present}: a federation has at least two")
     places = {owner: client for client, owner in enumerate(present)}
     names = () if present == [*range(len(present))] else tuple(map(str, present))
-    return np.array([places[owner] for owner in given], dtype=np.int64), names
+    return np.array([places[owner] for owner in given], dtype=np.int64), AsGiven(len(present), names)

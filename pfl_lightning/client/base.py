@@ -295,7 +295,7 @@ class FederatedClient(ModelAccess):
         if self.user_module is not None and self.user_module.scores is not None:
             return self.user_module.scores
         network = self.active_network()
-        scores: Tensor = (self if network is None else network).head(self.head_input(features))  # type: ignore[operator]
+        scores: Tensor = (self if network is None else network).head(features)  # type: ignore[operator]
         return scores
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:

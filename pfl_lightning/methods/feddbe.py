@@ -129,6 +129,11 @@ class FedDBE(FederatedClient):
             terms["mean_regularization"] = self.active * self.kl_weight * distance
         return terms
 
+    def classify(self, features: Tensor) -> Tensor:
+        """Class scores (N, C) of the head on the features plus the client's mean."""
+        scores: Tensor = self.head(self.head_input(features))
+        return scores
+
     def representations(self, features: Tensor) -> dict[str, Tensor]:
         """The shared features, and what enters the head."""
         return {"features": features, "head_input": self.head_input(features)}

@@ -152,6 +152,11 @@ class GPFL(FederatedClient):
             terms["regularization"] = self.regularization / 2 * square_term(weights)
         return terms
 
+    def classify(self, features: Tensor) -> Tensor:
+        """Class scores (N, C) of the head on the features under the client's own condition."""
+        scores: Tensor = self.head(self.head_input(features))
+        return scores
+
     def representations(self, features: Tensor) -> dict[str, Tensor]:
         """The shared features, and those of the two routes."""
         global_features = self.valve(features, self.conditions[0])

@@ -207,7 +207,8 @@ class PFedFDAAggregator(AveragingAggregator, of=PFedFDA):
 
     def broadcast(self, client: int, round: int) -> PFedFDABroadcast:
         """The encoder and the Gaussians, the same for every client."""
-        return PFedFDABroadcast(**vars(super().broadcast(client, round)), **self.gaussians.as_state())
+        weights, gaussians = self.weights.as_state(), self.gaussians.as_state()
+        return PFedFDABroadcast(client=client, round=round, weights=weights, **gaussians)
 
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's encoder and Gaussians to the averages."""

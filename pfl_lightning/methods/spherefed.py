@@ -151,6 +151,11 @@ class SphereFed(FederatedClient):
         """Points z of the unit sphere, (N, w)."""
         return F.normalize(self.projection(features), dim=-1)
 
+    def classify(self, features: Tensor) -> Tensor:
+        """W z, the cosines to the classes' directions, (N, C)."""
+        scores: Tensor = self.head(self.head_input(features))
+        return scores
+
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Mean over samples and classes of (W z - onehot(y))^2."""
         if not self.uses("squared_error"):

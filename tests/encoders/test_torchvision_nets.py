@@ -175,7 +175,7 @@ def test_layouts(name, side, channels_last):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ResNet18((3, 32, 32), stem="tiny"), "'imagenet' or 'small', got 'tiny'"),
+        (lambda: ResNet18((3, 32, 32), stem="tiny"), r"one of \('imagenet', 'small'\), got 'tiny'"),
         (
             lambda: ResNet18((3, 32, 32), layers=(2, 2, 2)),
             r"layers of ResNet18 are 4 positive .* \(2, 2, 2\)",

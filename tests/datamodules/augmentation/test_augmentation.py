@@ -244,7 +244,7 @@ def test_settings_at_their_bounds_change_nothing():
         (lambda: RandomRotation(-1), "degrees must be between 0 and 360, got -1"),
         (lambda: RandomRotation(NAN), "degrees must be between 0 and 360, got nan"),
         (lambda: RandomRotation(INF), "degrees must be between 0 and 360, got inf"),
-        (lambda: RandomRotation(10, "cubic"), "interpolation must be 'nearest' or 'bilinear', got 'cubic'"),
+        (lambda: RandomRotation(10, "cubic"), "interpolation must be one of .'nearest', 'bilinear'., got 'cubic'"),
         (lambda: ColorJitter(-0.1), "brightness must be a finite number of at least 0"),
         (lambda: ColorJitter(NAN), "brightness must be a finite number of at least 0, got nan"),
         (lambda: ColorJitter(contrast=INF), "contrast must be a finite number of at least 0, got inf"),

@@ -65,9 +65,9 @@ def test_names_that_name_nobody(names, message):
 
 
 def test_whose_items_are():
-    numbers, names = clients_of(torch.tensor([7, 3, 7]))
-    assert (numbers.tolist(), names) == ([1, 0, 1], ("3", "7"))
-    assert clients_of(np.array(["b", "a"]))[1] == ("a", "b")
+    numbers, rule = clients_of(torch.tensor([7, 3, 7]))
+    assert (numbers.tolist(), rule.num_clients, rule.client_names) == ([1, 0, 1], 2, ("3", "7"))
+    assert clients_of(np.array(["b", "a"]))[1].client_names == ("a", "b")
     for wrong in ([0.5, 1], [True, False], [0, "a"], [None, 1]):
         with pytest.raises(ValueError, match="whole numbers, or strings"):
             clients_of(wrong)
