@@ -165,8 +165,8 @@ class Round:
         if result is None or result.client != client:
             found = "the cohort is at its end" if result is None else f"client {result.client} is next in the cohort"
             raise FederationError(
-                f"round {self.number + 1}: the outer Trainer asks for client {client}, and {found}; leave the order of "
-                "the data module's loaders as it is"
+                f"round {self.number + 1}: the outer Trainer asks for client {client}, and {found}; do not change the "
+                "order of the data module's loaders"
             )
         sent = self._sent.pop(client)
         error = result.error if result.update is None else None
@@ -277,7 +277,7 @@ class Round:
                 entries.append(Entry(one.result.update, one.sent))
         found = sum(isinstance(result.error, InvalidMessageError) for result in self.results)
         if near and len(near) < robust.least(found):
-            self._lacking = f"{len(near)} updates came, and {robust!r} needs {robust.least(found)}"
+            self._lacking = f"{len(near)} updates arrived, and {robust!r} needs {robust.least(found)}"
             return
         for one, verdict in zip(near, robust.judge(entries, found) if near else (), strict=True):
             if isinstance(verdict, ClientUpdate):
@@ -305,7 +305,7 @@ class Round:
         """Why a client is left out of the aggregation."""
         if isinstance(error, ClientError):
             return error
-        reason = f"the server cannot take its update ({type(error).__name__}: {error})"
+        reason = f"the server cannot use its update ({type(error).__name__}: {error})"
         refused = InvalidMessageError(result.client, self.number, reason)
         refused.__cause__ = error
         return refused
@@ -321,7 +321,7 @@ class Round:
         numbers = (update.client, update.round)
         if not all(isinstance(n, Integral) for n in numbers) or numbers != (result.client, self.number):
             shown = int(update.round) + 1 if isinstance(update.round, Integral) else repr(update.round)
-            reason = f"the update calls itself that of client {numbers[0]!r}, round {shown}"
+            reason = f"the update says it is from client {numbers[0]!r}, round {shown}"
             raise InvalidMessageError(result.client, self.number, reason)
         personal = result.personal
         for (name, tensor), size in zip(personal.items(), magnitudes(list(personal.values())), strict=True):
@@ -339,7 +339,7 @@ class Round:
         if update.num_samples != result.num_samples:  # which the engine has counted
             update.refuse(
                 f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
-                "the client has trained on: send context.data.num_samples, and other weights in a further field"
+                "the client has trained on: send context.data.num_samples, and other weights in another field"
             )
 
     def close(self, min_clients: int = 1) -> Growth:

@@ -16,7 +16,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import SCAFFOLD, DualFed, FedALA, FedAS, FedAvg, FedPAC, PerFedAvg
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 
 SMALL = {

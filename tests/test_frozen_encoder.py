@@ -108,11 +108,11 @@ def test_a_wholly_frozen_encoder_sends_the_head_alone():
     assert not federation.models[0].encoder[1].running_mean.any()
     with pytest.raises(ConfigurationError, match="phase 'encoder' of FedRep has nothing to train"):
         run(FedRep, encoder=wholly_frozen)
-    with pytest.raises(ConfigurationError, match="FedAS aligns and averages the encoder, and all of"):
+    with pytest.raises(ConfigurationError, match="FedAS aligns and averages the encoder, but all of"):
         run(FedAS, encoder=wholly_frozen)
-    with pytest.raises(ConfigurationError, match=r"'encoder\.\*' fits no .*frozen ones"):
+    with pytest.raises(ConfigurationError, match=r"'encoder\.\*' matches no .*frozen ones"):
         run(FedPAC, encoder=wholly_frozen)
-    with pytest.raises(ConfigurationError, match=r"'encoder\.\*' fits no .*frozen ones"):
+    with pytest.raises(ConfigurationError, match=r"'encoder\.\*' matches no .*frozen ones"):
         FedEMA(wholly_frozen((6,)), 3)  # before a round, not in the second
 
 

@@ -16,7 +16,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import FedAvg, FedPAC
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 ENGINES = {"SequentialEngine": (SequentialEngine,), "TrainerEngine": (TrainerEngine,)}
 READS_NOTHING = {"__get__", "size", "dim", "__len__", "untyped_storage", "data_ptr", "is_floating_point"}

@@ -148,13 +148,13 @@ def test_updates_that_are_no_messages_do_not_end_the_run(change, robust):
 
 def test_a_round_with_too_few_updates_is_undone():
     loop = GivenCohorts(range(5), range(4))
-    with pytest.warns(UserWarning, match=r"round 2 is undone: 4 updates came, and MultiKrum\(byzantine=1\) needs 5"):
+    with pytest.warns(UserWarning, match=r"round 2 is undone: 4 updates arrived, and MultiKrum\(byzantine=1\) needs 5"):
         federation = run(METHOD, 2, loop=loop, store={"robust": MultiKrum(1)})
     assert sum(federation.rounds_trained) == 4
 
 
 def test_a_first_round_with_too_few_updates_ends_the_run():
-    with pytest.raises(FederationError, match=r"round 1: 3 updates came, and MultiKrum\(byzantine=1\) needs 5"):
+    with pytest.raises(FederationError, match=r"round 1: 3 updates arrived, and MultiKrum\(byzantine=1\) needs 5"):
         run(METHOD, 2, cohorts=[range(3)], store={"robust": MultiKrum(1)})
 
 
@@ -192,9 +192,7 @@ def test_cohorts_that_are_too_small(rule, cohort, said):
 @pytest.mark.parametrize("method", [FedPAC, FedProto, methods.DCPFL, methods.FedGH, methods.Calibre, SCAFFOLD])
 def test_a_rule_for_averages_names_the_filter(method, rule):
     options = {"momentum": 0.0} if method is SCAFFOLD else {}
-    said = (
-        rf"takes the place of an average, and the server of {method.__name__} does more.*take MultiKrum\(byzantine=f\)"
-    )
+    said = rf"replaces an average, but the server of {method.__name__} does more.*use MultiKrum\(byzantine=f\)"
     with pytest.raises(ConfigurationError, match=said):
         run(for_toy(method, **options), store={"robust": rule})
 
@@ -226,7 +224,7 @@ def test_more_updates_than_memory_are_refused(monkeypatch):
 
 
 def test_a_rule_and_privacy_exclude_each_other():
-    with pytest.raises(ConfigurationError, match="robust and privacy exclude each other"):
+    with pytest.raises(ConfigurationError, match="use either robust or privacy"):
         Federation(METHOD, "mlp", robust=MultiKrum(1), privacy=ClientPrivacy(noise_multiplier=1.0))
 
 

@@ -45,10 +45,10 @@ def weights(change):
 
 
 LIES = {
-    "another client": (lambda u: replace(u, client=0), "the update calls itself that of client 0, round 1"),
-    "another round": (lambda u: replace(u, round=7), "the update calls itself that of client 2, round 8"),
-    "no client": (lambda u: replace(u, client=None), "the update calls itself that of client None, round 1"),
-    "a tensor as client": (lambda u: replace(u, client=torch.tensor([2, 2])), "the update calls itself that of client"),
+    "another client": (lambda u: replace(u, client=0), "the update says it is from client 0, round 1"),
+    "another round": (lambda u: replace(u, round=7), "the update says it is from client 2, round 8"),
+    "no client": (lambda u: replace(u, client=None), "the update says it is from client None, round 1"),
+    "a tensor as client": (lambda u: replace(u, client=torch.tensor([2, 2])), "the update says it is from client"),
     "nothing": (lambda u: None, "make_update returned NoneType, expected ClientUpdate"),
     "a text": (lambda u: "weights", "make_update returned str, expected ClientUpdate"),
     "1e30": (weights(lambda t: torch.full_like(t, 1e30)), "holds values of up to 1.0e+30"),
@@ -159,7 +159,7 @@ def test_an_error_in_receive_leaves_the_server_as_it_was(method):
     expected, _ = play(for_toy(method, epochs=1), 2, cohorts=[GOOD])
     assert_same(whole_state(got), whole_state(expected))
     assert said == [
-        "left out of the aggregation: client 2, round 1: the server cannot take its update (ZeroDivisionError: halfway)"
+        "left out of the aggregation: client 2, round 1: the server cannot use its update (ZeroDivisionError: halfway)"
     ]
 
 

@@ -90,7 +90,7 @@ class ItemSplit:
         """
         if views not in (1, 2):
             raise ValueError(
-                f"a user-defined data set gives two views of each item at most, the method needs {views} augmented "
+                f"a user-defined data set gives at most two views of each item, the method needs {views} augmented "
                 "views: use FromDatasets with augment"
             )
         if drop_last and batch_size > len(self):
@@ -204,7 +204,7 @@ class ItemLoader:
         order = self._split.source.order
         count = len(self._split) if order is None else order.count(len(self._split))
         if count is None:
-            raise TypeError("the user's sampler gives another number of batches in every pass")
+            raise TypeError("the sampler gives a different number of batches in every pass")
         full, rest = divmod(count, self.batch_size)
         return full + (rest > 0 and not self._drop_last)
 

@@ -88,7 +88,7 @@ def names_of_classes(
     numbers = [str(number) for number in range(max(len(names), highest + 1))]
     if names and len(names) <= highest:
         raise ValueError(
-            f"the data set names {len(names)} classes, and has an item of class {highest}: correct the labels, "
+            f"the data set names {len(names)} classes, but has an item of class {highest}: correct the labels, "
             "or name all classes (class_names)"
         )
     names = names or numbers
@@ -102,9 +102,7 @@ def _check_used_labels(number: int, sets: Mapping[str, Ints], refuse: bool) -> N
     items, last = np.sum([*counts.values()], axis=0), number - 1
     remedy = f"name all {number} classes (class_names, or `classes` of the data set)"
     if last > 0 and not items[0] and items[1:].all():
-        found = (
-            f"labels go from 1 to {last}, so that no item has class 0 of {number} classes: subtract 1 from the labels"
-        )
+        found = f"labels go from 1 to {last}, so no item has class 0 of {number} classes: subtract 1 from the labels"
         if refuse:
             raise ValueError(f"{found}, or {remedy}")
         warnings.warn(f"{found}, or {remedy}", stacklevel=3)
@@ -112,8 +110,8 @@ def _check_used_labels(number: int, sets: Mapping[str, Ints], refuse: bool) -> N
     if last > 1 and len(where) == 1 and STRAY * items[last] < np.median(items[items > 0]):
         first = int(np.flatnonzero(sets[where[0]] == last)[0])
         warnings.warn(
-            f"label {last} occurs in {items[last]} of {items.sum()} items alone, in the {where[0]} (the first: item "
-            f"{first}), and makes {number} classes of them: correct it, or {remedy}",
+            f"label {last} occurs in only {items[last]} of {items.sum()} items, in the {where[0]} (first: "
+            f"item {first}), and makes {number} classes: correct it, or {remedy}",
             stacklevel=3,
         )
 
@@ -126,8 +124,8 @@ def check_numbered_alike(train: Any, test: Any) -> None:
     """
     if found := _differing(train, "the training set", test, "the test set"):
         raise ValueError(
-            f"{found}: number the classes of both alike. Of folders, make one without images for each class that "
-            "the test set lacks, and give torchvision's ImageFolder allow_empty=True; ImageFolder of "
+            f"{found}: number the classes of both in the same way. For image folders, add an empty one for each class "
+            "that the test set lacks, and pass allow_empty=True to torchvision's ImageFolder; ImageFolder of "
             "pfl_lightning.datamodules needs neither"
         )
 
@@ -144,8 +142,8 @@ def dataset_of_all_classes(datasets: Sequence[Any]) -> Any:
     found = [_differing(*own, datasets[most], f"that of client {most}") for own in pairs]
     if any(found):
         warnings.warn(
-            f"{next(filter(None, found))}, and counts as one class: number the classes of all clients alike, with the "
-            "names of them all in `classes`",
+            f"{next(filter(None, found))}, and counts as one class: number the classes of all clients in the same way, "
+            "and list all their names in `classes`",
             stacklevel=2,
         )
     return datasets[most]

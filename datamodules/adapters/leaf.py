@@ -59,7 +59,7 @@ def _read(path: Path) -> tuple[list[str], Any, Any]:
     """The user of each sample, float32 inputs and int64 classes."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise FileNotFoundError(f"no data of LEAF at {path}: expected a JSON file, or a folder of them; correct 'path'")
+        raise FileNotFoundError(f"no LEAF data at {path}: expected a JSON file, or a folder of them; correct 'path'")
     users: list[str] = []
     inputs: list[Any] = []
     targets: list[int] = []
@@ -79,9 +79,9 @@ def _read(path: Path) -> tuple[list[str], Any, Any]:
         except (ValueError, LookupError, TypeError) as error:
             whose = "" if user is None else f", of user {user!r},"
             raise ValueError(
-                f"{file}{whose} is not as LEAF writes it (users, user_data with numbers x and whole numbers y from 0): "
-                f"{type(error).__name__}: {error}; text must have been made numbers"
+                f"{file}{whose} is not in LEAF's format (users, user_data with numbers x and whole numbers y from 0): "
+                f"{type(error).__name__}: {error}; convert text to numbers first"
             ) from error
     if not users:
-        raise ValueError(f"{path} has no samples: give a file of LEAF with some")
+        raise ValueError(f"{path} has no samples: expected a LEAF file with samples")
     return users, np.stack(inputs), np.array(targets, dtype=np.int64)

@@ -144,14 +144,14 @@ class FromLoaders(ItemDataModule):
         super().setup(stage)
         if any(not view.is_identity for view in self._loaded.views):
             raise PartitionError(
-                f"{type(self.partition).__name__} lets clients see images or classes differently, which items of a "
-                "user-defined data set do not allow: use FromDatasets"
+                f"{type(self.partition).__name__} changes images or classes for each client, which a user-defined "
+                "data set does not allow: use FromDatasets"
             )
         tested = self._classes.get("test", self._classes.get("validation"))
         if tested is None and self.shared_evaluation:
             raise PartitionError(
-                "shared_evaluation gives every client all items of the validation and test loaders, and there are "
-                "none: leave it out, or give such a loader"
+                "shared_evaluation gives every client all items of the validation and test loaders, but there are "
+                "none: leave it out, or add such a loader"
             )
         if tested is not None and self.evaluates_on_all:
             self._ready = replace(self._loaded, test=self._evaluated(tested[0]))
@@ -199,8 +199,8 @@ class FromLoaders(ItemDataModule):
         for number, classes in enumerate(others, 1):
             if self.partition.fixed_train:
                 raise PartitionError(
-                    f"{type(self.partition).__name__} lists the items of one Dataset, and train_dataloader gives "
-                    "several: use a rule, or a list of the data of each client"
+                    f"{type(self.partition).__name__} lists the items of one Dataset, but train_dataloader gives "
+                    "several: use a rule, or a list with the data of each client"
                 )
             lists = check_parts(self.partition, self.partition.partition(classes), len(classes))
             own = self._sources["train"][number].batches
@@ -208,8 +208,8 @@ class FromLoaders(ItemDataModule):
             if (lists.sizes < least).any():
                 client = int((lists.sizes < least).argmax())
                 raise PartitionError(
-                    f"client {client} gets {len(lists[client])} items of training loader {number}, {least} are needed "
-                    "for a batch: lower num_clients or the loader's batch_size, or set drop_last to false"
+                    f"client {client} gets {len(lists[client])} items of training loader {number}, a batch "
+                    f"needs {least}: lower num_clients or the loader's batch_size, or set drop_last to false"
                 )
             found.append(lists)
         return found

@@ -192,9 +192,9 @@ def ending(sampler: Iterable[Any], length: int) -> Iterator[Any]:
     for count, given in enumerate(sampler):
         if count == limit:
             raise ValueError(
-                f"the {type(sampler).__name__} of a loader over {length} items has given {limit} of them and goes on: "
-                "the items of each client are picked out of a whole pass, so that it must end; give a list of loaders, "
-                "one a client, of which each is used as it is"
+                f"the {type(sampler).__name__} of a loader over {length} items has given {limit} of them and does not "
+                "stop: each client's items are selected from one whole pass, which must end. Pass a list of loaders, "
+                "one for each client; each is used as it is"
             )
         yield given
 

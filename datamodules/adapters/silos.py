@@ -83,7 +83,7 @@ class FromSilos(ItemDataModule):
         **kwargs: Unpack[DataOptions],
     ) -> None:
         if not silos:
-            raise ValueError("there are no silos: give one LightningDataModule, DataLoader or Dataset a client")
+            raise ValueError("there are no silos: give one LightningDataModule, DataLoader or Dataset for each client")
         if len(test_silos) not in (0, len(silos)):
             raise ValueError(f"test_silos must have an entry for each of {len(silos)} silos, got {len(test_silos)}")
         self._silos, self._test_silos = list(silos), list(test_silos) or [None] * len(silos)
@@ -261,8 +261,9 @@ def samples_of(silos: Sequence[Any], tests: Sequence[Any], named: Callable[[int]
                 inputs, targets = _read(own, what, next(iter(read[0].values()), (None,))[0], named(0))
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(
-                    f"{error}; the package's own methods take a Dataset of each client, with items (input, class) of "
-                    "one shape: give these, or federate a LightningModule, which takes loaders and items of any kind"
+                    f"{error}; the package's own methods need one Dataset for each client, with items "
+                    "(input, class) of one shape: pass these, or federate a LightningModule, which takes any "
+                    "loader"
                 ) from error
             sets[what] = inputs, targets, torch.full((len(targets),), client)
     numbers = {what: targets.numpy() for sets in read for what, (_, targets, _) in sets.items()}
@@ -301,8 +302,8 @@ def as_datamodule(silo: Any, client: int, batch_size: int, test: Any = None) -> 
     tests = None if test is None else DataLoader(test, batch_size)
     if tests is not None and isinstance(silo, LightningDataModule | DataLoader):
         raise ValueError(
-            f"test_silos has test items of client {client}, whose silo is a {type(silo).__name__}: give a "
-            "LightningDataModule a test loader of its own, or Datasets in silos and test_silos"
+            f"test_silos has test items of client {client}, whose silo is a {type(silo).__name__}: add "
+            "a test loader to a LightningDataModule, or use Datasets in silos and test_silos"
         )
     if isinstance(silo, LightningDataModule) and not isinstance(silo, FederatedDataModule):
         return silo

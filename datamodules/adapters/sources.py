@@ -218,9 +218,9 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
     """
     if iterates_by_itself(loader):
         warnings.warn(
-            f"{name}: {type(loader).__name__} has an __iter__ of its own, which is not called where its items are "
-            "divided among clients, so that nothing it does to batches is done; let the Dataset or collate_fn do it, "
-            "or give a list of loaders, one a client, each used as it is",
+            f"{name}: {type(loader).__name__} has its own __iter__, which is not called when its items are divided "
+            "among clients: its changes to batches are lost. Make them in the Dataset or collate_fn, or pass a "
+            "list of loaders, one for each client; each is used as it is",
             stacklevel=2,
         )
     plan = _plan(loader)
@@ -231,14 +231,14 @@ def check_sampler(loader: DataLoader[Any], name: str) -> None:
         first = next(iter(first), None)
     if first is not None and not hasattr(first, "__index__"):
         raise TypeError(
-            f"{name} has a {type(plan.sampler).__name__}, which gives {type(first).__name__}s in the place of numbers "
-            "of items: give the DataLoader a batch_size and a sampler of numbers, or a list of loaders, one a client, "
-            "each used as it is"
+            f"{name} has a {type(plan.sampler).__name__}, which gives {type(first).__name__}s instead of item indices: "
+            "use a DataLoader with a batch_size and a sampler of indices, or pass a list of loaders, one for each "
+            "client; each is used as it is"
         )
     if plan.batch_size is None:
         warnings.warn(
-            f"{name}: of each batch of the {type(plan.sampler).__name__} a client gets its own items, so that its "
-            "batches are smaller; a list of loaders, one a client, uses each as it is",
+            f"{name}: from each batch of the {type(plan.sampler).__name__} a client gets only its own items, so its "
+            "batches are smaller; a list of loaders, one for each client, uses each as it is",
             stacklevel=2,
         )
 
@@ -278,9 +278,9 @@ def find_classes(
     elif partition.needs_labels:
         without = next(name for name in sets if name not in known)
         raise PartitionError(
-            f"{type(partition).__name__} needs classes, and the items of the {without} have none that is a "
-            "whole number: pairs (input, class), a data set with targets, or labels=function of an item, such as "
-            "the first of several labels. For a regression use IID, or Quantity on top of it"
+            f"{type(partition).__name__} needs classes, and the items of the {without} have no class that is "
+            "a whole number: give pairs (input, class), a data set with targets, or labels=function of an item, such "
+            "as the first of several labels. For regression use IID, or Quantity on top of it"
         )
     return names, filled(sources, found, names is not None)
 

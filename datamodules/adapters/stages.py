@@ -260,9 +260,10 @@ def checked(given: Any, name: str, streams: bool) -> StageLoaders:
         is_stream = isinstance(loader.dataset, IterableDataset)
         if not streams if is_stream else not hasattr(loader.dataset, "__len__"):
             raise TypeError(
-                f"{name} is over a {type(loader.dataset).__name__}, which cannot be indexed: clients hold index lists, "
-                "so give a map-style Dataset with __len__ and __getitem__, or a list of data sets, one a client (a "
-                "stream that a module makes in __init__ is each client's own, where it has no prepare_data and setup)"
+                f"{name} loads a {type(loader.dataset).__name__}, which cannot be indexed, but clients hold index "
+                "lists: use a map-style Dataset with __len__ and __getitem__, or a list of data sets, one for each "
+                "client (or make the stream in __init__ of a module without prepare_data and "
+                "setup)"
             )
         if not streams:
             check_sampler(loader, name)
@@ -292,6 +293,6 @@ def warn_of_other_items(
         warnings.warn(
             f"{'the training loader' if given else type(datamodule).__name__} has {' and '.join(map(str, found))} "
             f"training items now, and had {' and '.join(map(str, items))} when they were divided among the clients, "
-            "which keep those: give another instance for the new ones to count (with federate: call it again)",
+            "which keep those: pass a new instance to use the new items (with federate: call it again)",
             stacklevel=2,
         )

@@ -49,7 +49,7 @@ class StreamSplit(ItemSplit):
         Raises:
             TypeError: Always.
         """
-        raise TypeError("what a client's own loader gives is read from its beginning to its end and cannot be split")
+        raise TypeError("a client's own loader is read from beginning to end and cannot be split")
 
     def loader(self, batch_size: int, **options: Any) -> ItemLoader:
         """Loader of batches in the stream's own order, see :meth:`ItemSplit.loader`.
@@ -67,8 +67,8 @@ class StreamSplit(ItemSplit):
         super().loader(batch_size, **{**options, "drop_last": drop_last})  # for its checks
         if options.get("views", 1) != 1:
             raise ValueError(
-                "what an IterableDataset, or a loader with a sampler of its own, gives is read once, and two views are "
-                "two readings: give a map-style Dataset in a loader without a sampler"
+                "two views need two readings of an item, but an IterableDataset, or a loader with its own sampler, is "
+                "read once: use a map-style Dataset in a loader without a sampler"
             )
         draws = options.get("generator") if own and options.get("shuffle") else None
         kind = _KeptLoader if own else _StreamLoader
@@ -160,8 +160,8 @@ class CombinedSplit:
         """
         if options.get("views", 1) != 1:
             raise ValueError(
-                f"two views of each item are read by one training loader, and there are {len(self.parts)}: give "
-                "train_dataloader one loader, or use a method of one view"
+                f"two views of each item need one training loader, and there are {len(self.parts)}: return one "
+                "loader from train_dataloader, or use a method with one view"
             )
         made = []
         for part in self.parts:

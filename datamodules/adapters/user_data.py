@@ -378,8 +378,8 @@ def _as_tensor(value: Any, where: str) -> Tensor:
     shape = tuple(value.shape)
     if value.dtype == torch.uint8 and len(shape) == 3 and shape[2] in COLORS and shape[0] not in COLORS:
         raise ValueError(
-            f"the input in {where} has the shape {shape}, an image whose channels stand last: give (channels, height, "
-            "width), such as array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
+            f"the input in {where} has the shape {shape}, an image with channels last: convert it to (channels, "
+            "height, width), with array.transpose(2, 0, 1) or tensor.permute(2, 0, 1)"
         )
     tensor: Tensor = value.detach().cpu()
     return tensor

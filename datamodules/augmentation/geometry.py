@@ -155,9 +155,9 @@ class RandomResizedCrop(Augmentation):
     def __post_init__(self) -> None:
         """Check the ranges."""
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale must be two rising shares of the area, above 0 and at most 1, got {self.scale}")
+            raise ValueError(f"scale must be two increasing shares of area, above 0 and at most 1, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ValueError(f"ratio must be two rising finite values of width / height above 0, got {self.ratio}")
+            raise ValueError(f"ratio must be two increasing finite values of width / height above 0, got {self.ratio}")
 
     def __call__(self, images: Tensor, generator: Generators = None) -> Tensor:
         """Crop each image by a random box and scale it to the original size.

@@ -57,7 +57,7 @@ def unit_floats(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return images.float().div_(255)
     if not images.is_floating_point():
-        raise ValueError(f"this augmentation takes images of unsigned bytes or floats, got {images.dtype}")
+        raise ValueError(f"this augmentation needs images of unsigned bytes or floats, got {images.dtype}")
     return images
 
 
@@ -69,7 +69,7 @@ def check_colors(images: Tensor) -> None:
     """
     check_images(images)
     if images.shape[1] not in (1, 3):
-        raise ValueError(f"changes of color take images of 1 or 3 channels, got shape {tuple(images.shape)}")
+        raise ValueError(f"changes of color need images with 1 or 3 channels, got shape {tuple(images.shape)}")
 
 
 def luma(images: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ def check_images(images: Tensor) -> None:
         ValueError: If the shape is not (B, C, H, W).
     """
     if images.ndim != 4:
-        raise ValueError(f"augmentations take images of shape (B, C, H, W), got {tuple(images.shape)}")
+        raise ValueError(f"augmentations need images of shape (B, C, H, W), got {tuple(images.shape)}")
 
 
 def choose_augmentations(

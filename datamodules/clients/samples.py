@@ -94,8 +94,8 @@ class Samples:
             fits = domains.shape == self.train_targets.shape and domains.dtype == torch.int64
             if not fits or int(domains.min()) < 0 or int(domains.max()) >= len(self.domain_names):
                 raise ValueError(
-                    f"train_domains must be one int64 a sample, {len(self.train_targets)} in all, from 0 to below the "
-                    f"number of domain_names, {len(self.domain_names)}, got {domains}"
+                    f"train_domains must be int64, one for each of {len(self.train_targets)} samples, from 0 to below "
+                    f"the number of domain_names, {len(self.domain_names)}, got {domains}"
                 )
         if self.public_inputs is not None and (wrong := len(broken_places(self.public_inputs))):
             raise ValueError(  # of one client's own, that client is left out
@@ -172,8 +172,8 @@ def warn_of_samples(samples: Samples, *lists: Sequence[Ints], names: Names = Non
     classes = samples.train_targets
     if train.dim() > 1 and classes.min() == classes.max():
         warnings.warn(
-            f"all {len(classes)} training items have class {int(classes[0])}, so that any model that always "
-            "answers with it is right: correct the labels, or give items of other classes",
+            f"all {len(classes)} training items have class {int(classes[0])}, so a model that always answers "
+            "with it is right: correct the labels, or add items of other classes",
             stacklevel=3,
         )
 
@@ -182,14 +182,14 @@ def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -
     for name, given in (("inputs", inputs), ("targets", targets)):
         if not isinstance(given, Tensor):
             raise ValueError(
-                f"{what} {name} must be a tensor, got a {type(given).__name__}: give torch.as_tensor(...), of "
+                f"{what} {name} must be a tensor, got a {type(given).__name__}: pass torch.as_tensor(...) of "
                 "numbers; classes are numbered from 0"
             )
     if len(inputs) != len(targets) or len(inputs) == 0 or targets.ndim != 1 or targets.dtype != torch.int64:
         raise ValueError(
-            f"{what} targets must be int64, one class a sample, got {targets.dtype} of shape {tuple(targets.shape)} "
-            f"for {len(inputs)} inputs; numbers to predict, or several labels a sample, need a LightningModule of your "
-            "own (federate)"
+            f"{what} targets must be int64, one class for each sample, got {targets.dtype} of shape "
+            f"{tuple(targets.shape)} for {len(inputs)} inputs; regression, or several labels for a sample, needs "
+            "your own LightningModule (federate)"
         )
     wrong = ((targets < 0) | (targets >= num_classes)).nonzero().flatten()
     if len(wrong):
@@ -197,7 +197,7 @@ def _check_pairs(what: str, inputs: Tensor, targets: Tensor, num_classes: int) -
         remedy = "subtract 1 from the labels" if lowest == 1 and highest == num_classes else "correct these labels"
         raise ValueError(
             f"{what} targets must be from 0 to {num_classes - 1}, got {lowest} to {highest}: class_names has "
-            f"{num_classes} names, which {len(wrong)} of {len(targets)} targets are outside of (the first: item "
+            f"{num_classes} names, and {len(wrong)} of {len(targets)} targets are outside (the first: item "
             f"{int(wrong[0])}); {remedy}, or name all classes"
         )
 
@@ -260,8 +260,8 @@ def _read_folder(folder: Path, like: Tensor, image_size: int | None) -> Tensor:
     """Images in a folder and in its subfolders, with the channels of the training images."""
     if like.dim() != 4 or like.dtype != torch.uint8 or like.shape[1] not in (1, 3):
         raise ValueError(
-            f"the public images in '{folder}' need clients' samples that are images of bytes with one or three "
-            f"channels, these are {like.dtype} of shape {tuple(like.shape[1:])}: give 'public' a number of training "
+            f"public images in '{folder}' need clients' samples that are byte images with one or three channels, "
+            f"got {like.dtype} of shape {tuple(like.shape[1:])}: set 'public' to a number of training "
             "samples to hold back"
         )
     folders = [folder, *(folder / name for name in list_folders(folder))] if folder.is_dir() else []

@@ -162,7 +162,7 @@ def views_from_arrays(content: Mapping[str, Any]) -> list[ClientView]:
     turned = np.zeros(len(maps)) if rotations is None else np.asarray(rotations, dtype=np.float64)  # type: ignore[arg-type]
     mapped = [None] * len(turned) if maps is None else np.asarray(maps).tolist()
     if turned.ndim != 1 or len(mapped) != len(turned):
-        raise ValueError(f"'rotations' has shape {turned.shape}, 'label_maps' is of {len(mapped)} clients")
+        raise ValueError(f"'rotations' has shape {turned.shape}, 'label_maps' has {len(mapped)} clients")
     return [ClientView(float(angle), own) for angle, own in zip(turned, mapped, strict=True)]
 
 

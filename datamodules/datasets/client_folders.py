@@ -43,8 +43,8 @@ class ClientFolders(ImageFolder, gives="partition"):
         names = images.list_folders(Path(root))
         if len(names) < 2:
             raise ValueError(
-                f"{root} has {len(names)} client folders ({', '.join(names) or 'none'}), and a federation has at least "
-                f"two clients: expected {layout}"
+                f"{root} has {len(names)} client folders ({', '.join(names) or 'none'}), and a federation needs at "
+                f"least two clients: expected {layout}"
             )
         super().__init__(AsGiven(len(names), names), batch_size, root=str(root), **kwargs)
         self._folders = names
@@ -60,8 +60,8 @@ class ClientFolders(ImageFolder, gives="partition"):
         parted = [name for name in self._folders if {"train", "test"} & {*images.list_folders(root / name)}]
         if parted and (whole := [name for name in self._folders if name not in parted]):
             raise ValueError(
-                f"clients in {root} differ in layout: {parted[0]} has a folder 'train' or 'test', {whole[0]} has not; "
-                "give all clients 'train' and 'test' with class folders, or class folders alone"
+                f"clients in {root} differ in layout: {parted[0]} has a folder 'train' or 'test', {whole[0]} does not; "
+                "give all clients 'train' and 'test' with class folders, or only class folders"
             )
         found: dict[str, list[tuple[int, str, list[images.ImageFile]]]] = {}
         for part in ("train", "test") if parted else ("",):
@@ -72,7 +72,7 @@ class ClientFolders(ImageFolder, gives="partition"):
                     _refuse_files(root / name, "the folders 'train' and 'test'")
                     if further := sorted({*images.list_folders(root / name)} - {"train", "test"}):
                         raise ValueError(
-                            f"{root / name} has {further[0]!r} beside 'train' or 'test': move its images into these"
+                            f"{root / name} has {further[0]!r} next to 'train' or 'test': move its images into these"
                         )
                 if folder.is_dir():
                     _refuse_files(folder, "class folders, with the images in them")
@@ -88,7 +88,7 @@ class ClientFolders(ImageFolder, gives="partition"):
         for client, own, _ in found.get("test", []):
             if own not in trained:
                 log.warning(
-                    "client %s has test images of %r, of which no client has training images: no model can learn it",
+                    "client %s has test images of %r, for which no client has training images: no model can learn it",
                     *(self._folders[client], own),
                 )
         parts = [
@@ -103,8 +103,8 @@ class ClientFolders(ImageFolder, gives="partition"):
         if len(parts) == 1 or not parts[1]:
             if parted:
                 warnings.warn(
-                    f"no client in {root} has images in a folder 'test': of each client's own, a share of "
-                    f"{self.test_share:g} (test_share) is held out for tests",
+                    f"no client in {root} has images in a folder 'test': a share of {self.test_share:g} (test_share) "
+                    "of each client's images is held out for tests",
                     stacklevel=2,
                 )
             return samples

@@ -145,15 +145,15 @@ def fit_encoding(table: DataFrame, training: Ints, categorical: Sequence[str] = 
     if missing:
         listed = ", ".join(f"{name!r} {count}" for name, count in missing.items())
         warnings.warn(
-            f"missing numbers are taken for the median of their column's training rows: {listed} of {len(table)} rows. "
-            "Fill them in yourself where the median means something else",
+            f"missing numbers are replaced with the median of their column's training rows: {listed} of {len(table)} "
+            "rows. Fill them in yourself where the median is wrong",
             stacklevel=2,
         )
     if constant:
         listed = ", ".join(repr(own.name) for own in constant)
         if not columns:
-            raise ValueError(f"all columns are the same in every training row ({listed}): give columns that differ")
-        warnings.warn(f"left out, as they are the same in every training row: the columns {listed}", stacklevel=2)
+            raise ValueError(f"every column is constant over the training rows ({listed}): use columns that vary")
+        warnings.warn(f"columns left out, as they are constant over the training rows: {listed}", stacklevel=2)
     return TableEncoding(tuple(columns))
 
 
@@ -164,7 +164,7 @@ def _is_number(values: Series[Any]) -> bool:
 def _numbers(values: Series[Any]) -> Any:
     """Numbers of a column as float64, NaN for those that are missing."""
     if not _is_number(values):
-        raise ValueError(f"the column {values.name!r} has {values.dtype} in the place of numbers: correct its cells")
+        raise ValueError(f"the column {values.name!r} has {values.dtype} instead of numbers: correct its cells")
     found = values.to_numpy(dtype=np.float64, na_value=np.nan)
     if len(places := np.flatnonzero(np.isinf(found))):
         raise ValueError(
@@ -191,21 +191,22 @@ def _check_categories(values: Series[Any], said: bool) -> None:
     name, known = values.name, values.dropna()
     if values.dtype.kind in "mM":
         raise ValueError(
-            f"the column {name!r} has dates: make a number of them, such as an age, or name other columns in features"
+            f"the column {name!r} has dates: convert them to numbers, such as an age, or name other columns in features"
         )
     numbers = pandas.to_numeric(known.astype(object), errors="coerce").to_numpy(dtype=float, na_value=np.nan)
     wrong = np.flatnonzero(np.isnan(numbers))
     if not said and values.dtype.kind != "b" and 0 < len(wrong) < OFTEN * len(known):
         place = int(values.index.get_indexer(known.index[wrong[:1]])[0])
         raise ValueError(
-            f"the column {name!r} has numbers, but for {len(wrong)} cells, such as {known.iloc[wrong[0]]!r} in "
+            f"the column {name!r} has numbers, except in {len(wrong)} cells, such as {known.iloc[wrong[0]]!r} in "
             f"{row(place)}: correct these cells, or empty them, or name the column in categorical"
         )
     count = known.nunique()
     if count > max(20, OFTEN * len(known)):
         raise ValueError(
-            f"the column {name!r} has {count} different entries in {len(known)} rows, such as {known.iloc[0]!r}: these "
-            "are no categories. Name the columns to use in features, without it (numbers with a comma need a point)"
+            f"the column {name!r} has {count} different entries in {len(known)} rows, such as {known.iloc[0]!r}: too "
+            "many for categories. List the columns to use in features, without this one (decimals need a "
+            "point)"
         )
 
 

@@ -96,11 +96,11 @@ def _test_files(test_dir: Path, train_dir: Path, names: list[str]) -> list[image
     there = [name for name in images.list_folders(test_dir) if images.images_in(test_dir / name)]
     if further := sorted(set(there) - set(names)):
         raise ValueError(
-            f"training and test set differ in classes: {further} in {test_dir} alone; remove {test_dir / further[0]}, "
+            f"training and test set differ in classes: {further} only in {test_dir}; remove {test_dir / further[0]}, "
             f"or put images of this class into {train_dir / further[0]}"
         )
     if missing := [name for name in names if name not in there]:
-        log.warning("%s has no images of %s: accuracies say nothing of these classes", test_dir, ", ".join(missing))
+        log.warning("%s has no images of %s: accuracies say nothing about these classes", test_dir, ", ".join(missing))
     files, _ = images.list_images(test_dir, there)
     return [replace(file, label=names.index(there[file.label])) for file in files]
 
@@ -116,9 +116,9 @@ def _layout(root: Path) -> tuple[Path, Path | None]:
         return root, None
     for folder in (root / name for name in ("valid", "val", "validation")):
         if folder.is_dir():
-            log.warning("%s is not used: clients split their validation samples off their own training data", folder)
+            log.warning("%s is not used: clients take their validation samples from their own training data", folder)
     if not test_dir.is_dir():
-        log.warning("%s has no folder 'test': test samples are split off the training images", root)
+        log.warning("%s has no folder 'test': test samples are taken from the training images", root)
     return train_dir, test_dir if test_dir.is_dir() else None
 
 

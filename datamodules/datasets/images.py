@@ -100,7 +100,7 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> tuple[lis
     for label, name in enumerate(names):
         if below := list_folders(folder / name):
             warnings.warn(
-                f"the class folder {folder / name} has folders of its own, which are not read: {', '.join(below[:3])}. "
+                f"the class folder {folder / name} has subfolders, which are not read: {', '.join(below[:3])}. "
                 "Move their images up",
                 stacklevel=2,
             )
@@ -217,9 +217,9 @@ def _write_cache(cache: Path, pixels: Pixels, listing: str) -> None:
         with replace_file(cache, shared=True) as temporary, temporary.open("wb") as file:
             np.savez(file, listing=np.array(listing), pixels=pixels)
     except (OSError, DiskFullError) as error:
-        warnings.warn(f"cannot keep the decoded images in {cache.parent} ({error}): set cache_dir", stacklevel=2)
+        warnings.warn(f"cannot store the decoded images in {cache.parent} ({error}): set cache_dir", stacklevel=2)
         return
-    log.info("decoded %d images, kept in %s", len(pixels), cache)
+    log.info("decoded %d images, stored in %s", len(pixels), cache)
 
 
 def to_bytes(picture: Image) -> Image:

@@ -89,7 +89,7 @@ class FromTable(FederatedDataModule, gives="partition"):
             self._check_columns(what, names)
         self._check_columns("categorical", categorical)
         if mistaken := ({target, client} & {*(features or ()), *self.categorical}) or ({target} & {client}):
-            raise ValueError(f"the column {mistaken.pop()!r} is target or client, and cannot have another use, too")
+            raise ValueError(f"the column {mistaken.pop()!r} is the target or client, and cannot have a second use")
         self._clients, rule = self._find_clients()
         super().__init__(rule, batch_size, **kwargs)
 
@@ -111,8 +111,8 @@ class FromTable(FederatedDataModule, gives="partition"):
         column = self._table[self.client]
         if len(empty := np.flatnonzero(column.isna())):
             raise ValueError(
-                f"the column {self.client!r} of {self.path} says of {len(empty)} rows not whose they are, the first is "
-                f"{row(empty[0])}: fill it in, or remove these rows (empty cells are missing, and NA, None, null)"
+                f"the column {self.client!r} of {self.path} names no client in {len(empty)} rows, the first is "
+                f"{row(empty[0])}: fill them in, or remove these rows (empty cells, NA, None and null are missing)"
             )
         texts = column.astype(str).str.strip()
         digits = bool(texts.str.fullmatch(r"0|[1-9]\d{0,15}").all())
@@ -148,15 +148,15 @@ class FromTable(FederatedDataModule, gives="partition"):
         if count < 2 or cells.dtype.kind == "f" or count > max(FEW, len(cells) / 10):
             raise ValueError(
                 f"the target {self.target!r} has {count} different values in {len(cells)} rows, {first} to {last}: "
-                "expected two classes or more, each with many rows. Make classes of numbers, or give federate a "
-                "LightningModule of your own that predicts them"
+                "expected two classes or more, each with many rows. Group numbers into classes, or pass federate "
+                "your own LightningModule that predicts them"
             )
         held = np.zeros((self.num_clients, count), dtype=np.int64)
         np.add.at(held, (self._clients, targets), 1)
         if alone := np.flatnonzero((held > 0).sum(axis=0) == 1).tolist():
             listed = [f"{str(values[c])!r} ({self.partition.named([int(held[:, c].argmax())])})" for c in alone[:5]]
             warnings.warn(
-                f"classes that one client alone has, so that the others cannot be tested on them: {', '.join(listed)}"
+                f"classes that only one client has, so the others cannot be tested on them: {', '.join(listed)}"
                 + (f" and {len(alone) - 5} more" if len(alone) > 5 else ""),
                 stacklevel=2,
             )
@@ -170,7 +170,7 @@ class FromTable(FederatedDataModule, gives="partition"):
         assert table is not None
         chosen = [one for one in table.columns if one not in (self.target, self.client)]
         if self.features is None and "Unnamed: 0" in chosen:
-            warnings.warn(f"the first column of {self.path} has no name, and is left out: row numbers", stacklevel=2)
+            warnings.warn(f"the first column of {self.path} has no name and is left out as row numbers", stacklevel=2)
             chosen.remove("Unnamed: 0")
         table = table[list(self.features or chosen)]
         rows, public = found.samples.train_inputs, found.samples.public_inputs
@@ -225,7 +225,7 @@ def warn_of_unknown(unknown: Mapping[str, int], count: int) -> None:
     """Warn of cells, by column, with a category that no training row has; there are ``count`` rows."""
     listed = ", ".join(f"{name!r} {number}" for name, number in unknown.items())
     warnings.warn(
-        f"rows with a category that no training row has, whose features of this column are all 0: {listed} of {count} "
+        f"rows with a category that no training row has; their features of this column are all 0: {listed} of {count} "
         "rows",
         stacklevel=3,
     )

@@ -107,8 +107,8 @@ class Torchvision(FederatedDataModule):
 def _how_to_get(name: str, root: str, **options: str) -> str:
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     return (
-        f'nothing is downloaded unasked. Get it once with: python -c "from torchvision.datasets import {name}; '
-        f"{name}({root!r}{arguments}, download=True)\", without a damaged copy there, or set 'root' to where it is"
+        f'nothing is downloaded unasked. Download it once with: python -c "from torchvision.datasets import {name}; '
+        f"{name}({root!r}{arguments}, download=True)\" (remove a damaged copy first), or set 'root' to where it is"
     )
 
 

@@ -246,7 +246,7 @@ def whole_numbers(values: Any) -> Ints:
     """
     array = np.asarray(values)
     if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{array.dtype} of shape {array.shape} in the place of a list of whole numbers")
+        raise ValueError(f"{array.dtype} of shape {array.shape} instead of a list of whole numbers")
     return array.astype(np.int64)
 
 
@@ -258,7 +258,7 @@ def check_labels(labels: Labels) -> Ints:
     """
     array = whole_numbers(labels)
     if len(array) == 0 or array.min() < 0:
-        raise ValueError(f"labels must be classes from 0, one a sample, got {array.min() if len(array) else 'none'}")
+        raise ValueError(f"labels must be classes from 0, one per sample, got {array.min() if len(array) else 'none'}")
     return array
 
 
@@ -344,7 +344,7 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> Parts:
         warnings.warn(
             f"{where} lists indices more than once, for one client or several: {again} too many, first "
             f"{np.argmax(times > 1)}."
-            " Samples may be trained on that others hold for validation. The lists of a rule should be disjoint",
+            " Clients may train on samples that others hold for validation. The lists of a rule should be disjoint",
             stacklevel=2,
         )
     if (held := rule.fixed_validation()) is not None:
@@ -353,7 +353,7 @@ def check_parts(rule: Partitioner, parts: Any, num_samples: int) -> Parts:
     if not rule.fixed_sizes and unused > UNUSED * num_samples:
         remedy = ", or set samples_per_client to ask for these sizes" if hasattr(base, "samples_per_client") else ""
         warnings.warn(
-            f"{type(base).__name__} leaves {unused} of {num_samples} training items to none of {rule.num_clients} "
+            f"{type(base).__name__} leaves {unused} of {num_samples} training items unused with {rule.num_clients} "
             f"clients: choose another num_clients, or another rule, to use more of them{remedy}",
             stacklevel=2,
         )

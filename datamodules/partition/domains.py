@@ -126,8 +126,7 @@ class Domains(Partitioner):
         """Training samples of each client, shape (m,)."""
         if not self._pools:
             raise PartitionError(
-                "Domains divides data whose samples have a domain, and these have none (or have a separate test set): "
-                "use DomainFolders, or another rule"
+                "Domains needs samples with a domain, and no separate test set: use DomainFolders, or another rule"
             )
         each = self.num_clients // len(self._pools)
         have = np.array([len(pool) for pool in self._pools], dtype=np.int64)

@@ -117,8 +117,8 @@ class FromFile(Partitioner):
             wrong[owners[1:][(values[1:] == values[:-1]) & (owners[1:] == owners[:-1])]] = True
             if wrong.any():
                 raise PartitionError(
-                    f"{path}: {name!r} of client {wrong.argmax()} has no index, one that no sample has, or one "
-                    "repeatedly"
+                    f"{path}: {name!r} of client {wrong.argmax()} has no index, an index that no sample has, or one "
+                    "index repeatedly"
                 )
 
     def partition(self, labels: Labels) -> Sequence[Ints]:
@@ -126,7 +126,7 @@ class FromFile(Partitioner):
         array, content = check_labels(labels), self._content
         if content.num_samples not in (None, len(array)):
             raise PartitionError(
-                f"{self.path} divides a data set of {content.num_samples} samples, this one has {len(array)}: give the "
+                f"{self.path} divides a data set of {content.num_samples} samples, this one has {len(array)}: use the "
                 "file of this data set, or make it again with `pfl partition` or save_partition"
             )
         classes = checksum_of(array)

@@ -32,7 +32,7 @@ class AsGiven(Partitioner):
 
     def partition(self, labels: Labels) -> Sequence[Ints]:
         """Refuse: the data module itself knows what is whose."""
-        raise PartitionError("silos are divided already: there is no rule that divides other samples")
+        raise PartitionError("silos are already divided: no rule divides other samples")
 
 
 def checked_client_names(names: Sequence[str], num_clients: int) -> tuple[str, ...]:
@@ -54,15 +54,13 @@ def checked_client_names(names: Sequence[str], num_clients: int) -> tuple[str, .
         raise ValueError(f"client_names must be a name for each of {num_clients} clients, got {len(found)}")
     for client, name in enumerate(found):
         if not name.isprintable() or not name:
-            raise ValueError(
-                f"the name of client {client} is {names[client]!r}: give one that is not empty, of one line"
-            )
+            raise ValueError(f"the name of client {client} is {names[client]!r}: expected one line that is not empty")
     name, count = Counter(found).most_common(1)[0]
     if count > 1:
         same = [client for client, own in enumerate(found) if own == name]
         raise ValueError(
-            f"clients {', '.join(map(str, same))} are all named {name!r} (blanks around a name do not count): give "
-            "each client a name of its own, or one client all these data"
+            f"clients {', '.join(map(str, same))} are all named {name!r} (spaces around a name do not count): give "
+            "each client its own name, or merge their data into one client"
         )
     return found
 
@@ -92,12 +90,12 @@ def clients_of(owners: Sequence[Any]) -> tuple[Ints, AsGiven]:
     if wrong or len({type(owner) for owner in given}) > 1:
         place = wrong[0] if wrong else 0
         raise ValueError(
-            f"clients must be whole numbers, or strings, one an item, got {given[place]!r} for item {place}"
+            f"clients must be whole numbers, or strings, one for each item, got {given[place]!r} for item {place}"
             + ("" if wrong else " and others of another kind")
         )
     present = sorted(set(given))
     if len(present) < 2:
-        raise ValueError(f"all {len(given)} items are of one client, {present}: a federation has at least two")
+        raise ValueError(f"all {len(given)} items belong to one client, {present}: a federation needs at least two")
     places = {owner: client for client, owner in enumerate(present)}
     names = () if present == [*range(len(present))] else tuple(map(str, present))
     return np.array([places[owner] for owner in given], dtype=np.int64), AsGiven(len(present), names)

@@ -216,6 +216,7 @@ class ByClient(EncoderAssignment):
         if len(known) != 1:
             listed = ", ".join(f"{index}: {label}" for index, label in enumerate(self.labels))
             raise ValueError(
-                f"client {client} of ByClient: {encoder!r} is no index and no single name of the encoders {listed}"
+                f"client {client} of ByClient: {encoder!r} is neither an index nor a unique name of the encoders "
+                f"{listed}"
             )
         return known[0]

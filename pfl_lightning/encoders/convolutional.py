@@ -174,7 +174,7 @@ class FedPACCNN(ConvolutionalEncoder):
         if depth not in (2, 3):
             raise ValueError(f"FedPACCNN has 2 or 3 convolutions, got convolutions={convolutions}")
         if len(paddings) < depth or min(paddings) < 0:
-            raise ValueError(f"FedPACCNN needs {depth} paddings >= 0, one a convolution, got {tuple(paddings)}")
+            raise ValueError(f"FedPACCNN needs {depth} paddings >= 0, one for each convolution, got {tuple(paddings)}")
         layers = list(zip((16, 32, 64), (5, 5, 3), paddings))[:depth]
         super().__init__(input_shape, layers, (out_features,), nn.LeakyReLU)
 

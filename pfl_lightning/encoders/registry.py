@@ -53,7 +53,7 @@ def register(name: str, **options: Any) -> Callable[[EncoderClass], EncoderClass
         known, _ = _ENCODERS.get(name, (encoder, {}))
         # A class that is defined again in a reloaded module replaces the old one.
         if (known.__module__, known.__qualname__) != (encoder.__module__, encoder.__qualname__):
-            raise ValueError(f"encoder name {name!r} is taken by {known.__qualname__}: choose another name")
+            raise ValueError(f"encoder name {name!r} is already used by {known.__qualname__}: choose another name")
         _check_options(name, encoder, options)
         _ENCODERS[name] = encoder, options
         return encoder
@@ -138,8 +138,8 @@ def _imported(path: str) -> Any:
     found = imported(path)
     if not stands_for(found, nn.Module):
         raise ValueError(
-            f"{path!r} is no encoder: expected a subclass of torch.nn.Module, or a function that is declared to return "
-            "one (def make(input_shape) -> nn.Module)"
+            f"{path!r} is not an encoder: expected a subclass of torch.nn.Module, or a function that is declared to "
+            "return one (def make(input_shape) -> nn.Module)"
         )
     return found
 

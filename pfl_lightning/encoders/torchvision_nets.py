@@ -118,7 +118,7 @@ def _check(stem: str, layers: Sequence[int], strides: Sequence[int], stem_stride
         if len(numbers) != length or min(numbers) < 1:
             raise ValueError(f"{name} of ResNet18 are {length} positive numbers, got {tuple(numbers)}")
     if stem == "small" and tuple(stem_strides) != (2, 2):
-        raise ValueError(f"stem_strides are the ImageNet stem's, the small stem has none; got {tuple(stem_strides)}")
+        raise ValueError(f"stem_strides are for the ImageNet stem, the small stem has none; got {tuple(stem_strides)}")
 
 
 def _set_stride(stage: nn.Module, stride: int) -> None:
@@ -292,8 +292,8 @@ def load_weights(network: nn.Module, path: str, first: str, known_file: str) -> 
         wrong = "; ".join(f"{', '.join(names[:3])} ({len(names)}) {kind}" for kind, names in kinds.items() if names)
     if wrong:
         raise ValueError(
-            f"the weights in {path} are not those of {encoder} for {own[first].shape[1]} channels with these "
-            f"arguments, whose file is one of `pfl export` or torchvision's {known_file} (for 3 channels or 1): {wrong}"
+            f"the weights in {path} do not fit {encoder} for {own[first].shape[1]} channels with these "
+            f"arguments; expected a file of `pfl export`, or torchvision's {known_file} (for 3 channels or 1): {wrong}"
         )
 
 
@@ -314,7 +314,7 @@ def _read(file: Path, encoder: str, known_file: str) -> Mapping[str, Tensor]:
     try:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-            raise ValueError("it holds something else than names with tensors: save network.state_dict()")
+            raise ValueError("it does not map names to tensors: save network.state_dict()")
     except Exception as error:  # whatever torch raises for a file that it did not write
         raise ValueError(
             f"{encoder} expects a state dict of torchvision such as {known_file}; {file} cannot be read by "

@@ -91,7 +91,7 @@ class DivergenceGuard:
         guessing, chance = max(math.log(model.num_classes), 1.0), 1 / model.num_classes
         loss = max(summary.get("val_loss/mean", 0.0), summary.get("test_loss/mean", 0.0))
         if loss > EVALUATED_LOSS * guessing and model.step_module is model:
-            return f"the mean loss of the evaluated models is {loss:.3g}, and guessing has {guessing:.3g}, or less"
+            return f"the mean loss of the evaluated models is {loss:.3g}, and guessing reaches {guessing:.3g}, or less"
         accuracy = summary.get("val_accuracy/mean", summary.get("test_accuracy/mean", math.nan))
         if math.isfinite(accuracy) and accuracy >= self.best:
             self.best, self.loss_at_best = accuracy, trained if math.isfinite(trained) else None
@@ -105,7 +105,7 @@ class DivergenceGuard:
         samples = sum(score.num_samples for score in scores.values())
         if self.best - accuracy <= NOISE * math.sqrt(2 * 0.25 / max(samples, 1)):
             return None
-        fallen = f"the mean accuracy is {accuracy:.3g}, that of guessing, in {PATIENCE} rounds; it was {self.best:.3g}"
+        fallen = f"the mean accuracy is {accuracy:.3g}, as by guessing, for {PATIENCE} rounds; it was {self.best:.3g}"
         if self.loss_at_best is not None and trained < self.loss_at_best:
             return f"{fallen}{ALTHOUGH}{self.loss_at_best:.3g} to {trained:.3g} since"
         return fallen

@@ -85,7 +85,7 @@ class Evaluation:
             found = "all have been evaluated" if result is None else f"client {result.client} is next"
             raise FederationError(
                 f"the outer Trainer asks for the evaluation of client {client}, and {found}; "
-                "leave the order of the data module's loaders as it is"
+                "do not change the order of the data module's loaders"
             )
         self.left -= 1
         if warn_if_not_finetuned(result.finetune_failures, self.names):

@@ -121,8 +121,8 @@ def export_clients(
             else:
                 if not has_head:
                     warnings.warn(
-                        f"{federation.method_name} trains no head: head.* in the exported models is as it was drawn, "
-                        "and encoder.* is what was trained; export personalized clients for models that predict "
+                        f"{federation.method_name} trains no head: head.* in the exported models has its initial "
+                        "values, only encoder.* was trained; export personalized clients for models that predict "
                         "(--personalize)",
                         stacklevel=2,
                     )
@@ -174,7 +174,7 @@ def _recipe(federation: Federation, client: int, model: Any, state: Mapping[str,
         place = federation.clients.architecture_of[client]
         made: Any = given.get("partner") if model.exported_label else federation._assignment.encoders[place]
         if isinstance(made, nn.Module):
-            raise ConfigurationError("its encoder was given as a module: load the state_dict into such a one")
+            raise ConfigurationError("its encoder was given as a module: load the state_dict into one like it")
         encoder, options = unwrapped(made)
         if isinstance(encoder, str):
             encoder, options = find_encoder(encoder)
@@ -212,7 +212,7 @@ def _built(recipe: Mapping[str, Any], input_shape: Iterable[int], state: Mapping
     encoder, method = recipe["encoder"], recipe["method"]
     make = method_named(method["class_path"])
     if not isclass(make) or not issubclass(make, FederatedClient):  # nothing else is called
-        raise ConfigurationError(f"{method['class_path']} is no method's client")
+        raise ConfigurationError(f"{method['class_path']} is not the client of a method")
     with torch_seed(0):  # the caller's draws stay as they are
         network = build_encoder(encoder["class_path"], tuple(input_shape), **encoder["init_args"])
         model = make(network, recipe["num_classes"], **method["init_args"])
@@ -243,14 +243,14 @@ def load_exported(path: str | Path) -> FederatedClient:
     """
     file, about = Path(path).with_suffix(".pt"), description(path)
     if about.get("recipe") is None:
-        why = about.get("no_recipe", "its export was by an earlier version: export it once more")
+        why = about.get("no_recipe", "it was exported by an earlier version: export it again")
         raise ConfigurationError(f"{file}: client {about.get('client')}'s model cannot be built from the files: {why}")
     try:
         return _built(about["recipe"], about["input_shape"], torch.load(file, map_location="cpu", weights_only=True))
     except (LookupError, TypeError, ValueError, RuntimeError, OSError, EOFError, UnpicklingError) as error:
         raise ConfigurationError(
             f"{file}: client {about['client']}'s model cannot be built from the files: {' '.join(str(error).split())}; "
-            "both must be of one export, and classes of your own importable"
+            "both must be from one export, and your own classes importable"
         ) from error
 
 
@@ -265,7 +265,7 @@ def description(path: str | Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(described.read_text())
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{described}, which pfl export writes beside a model, cannot be read: {error}; export the client once more"
+            f"{described}, which pfl export writes beside a model, cannot be read: {error}; export the client again"
         ) from error
     return about
 
@@ -297,8 +297,8 @@ def exported_inputs(path: str | Path, inputs: Any) -> Tensor:
     if "table" not in about or is_table != (about["table"] is not None):
         expected = "rows with its columns, a DataFrame or a path" if about.get("table") else "a batch (N, ...)"
         raise ConfigurationError(
-            f"{path}: expected {expected}, got a {type(inputs).__name__}; export by an earlier version says nothing of "
-            "columns: export the client once more"
+            f"{path}: expected {expected}, got a {type(inputs).__name__}; an export by an earlier version does not "
+            "list columns: export the client again"
         )
     if is_table:
         return encoded(TableEncoding.of(about["table"]), inputs)
@@ -328,8 +328,8 @@ def _write_graph(
     who = f"{who}: the model of {federation.method_name} cannot be exported as {format}"
     if not isinstance(model, FederatedClient):
         raise ConfigurationError(
-            f"{who}: it is a {type(model).__name__} of your own, whose inputs you know: take federation.client_model"
-            f"({client}) and torch.export.export or torch.onnx.export, or format='state_dict'"
+            f"{who}: it is your own {type(model).__name__}, whose inputs only you know: export "
+            f"federation.client_model({client}) with torch.export.export or torch.onnx.export, or format='state_dict'"
         )
     if model.uses_knn_evaluation():
         raise ConfigurationError(f"{who}: no head was trained; export personalized clients (--personalize)")
@@ -365,7 +365,7 @@ def _write_graph(
     except Exception as error:  # of any operation of the network
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         other = "state_dict" if onnx is None else "torch_export"
-        raise ConfigurationError(f"{who} ({lines[0]}); format={other!r} may do") from error
+        raise ConfigurationError(f"{who} ({lines[0]}); try format={other!r}") from error
     for scores in found:
         if not torch.allclose(scores, expected[: len(scores)], TOLERANCE, TOLERANCE, equal_nan=True):
             apart = float((scores - expected[: len(scores)]).abs().max())

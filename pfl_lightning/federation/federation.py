@@ -128,8 +128,8 @@ class Federation(L.LightningModule):
             raise ConfigurationError(f"robust must be a rule, such as MultiKrum(byzantine=1), got {robust!r}")
         if robust is not None and privacy is not None:
             raise ConfigurationError(
-                "robust and privacy exclude each other: which updates a rule takes depends on all of them, which the "
-                "accounted noise does not hide; privacy bounds every update by itself"
+                "use either robust or privacy: the updates that a rule selects depend on all of them, which the "
+                "accounted noise does not hide; privacy bounds each update by itself"
             )
         self.server_optimizer, self.privacy, self.robust = server_optimizer, privacy, robust
         self.confusion = asks_confusion(metrics)

@@ -113,7 +113,7 @@ class RoundLoop(L.Callback):
             name = type(pl_module).__name__
             raise ConfigurationError(
                 f"FederatedLoop drives a Federation, got {name}: with FederatedLoop(method=FedPer, num_clients=10) it "
-                f"makes the federation of {name} and the Trainer's data itself; else use pfl_lightning.federate"
+                f"makes the federation of {name} and the Trainer's data itself; otherwise use pfl_lightning.federate"
             )
         self._goes_on = stage == "fit"
         if not self._goes_on:
@@ -140,8 +140,8 @@ class RoundLoop(L.Callback):
                 places = self.sample_cohort(round, len(clients), pl_module.seed, trainer.max_epochs)
             if places and not 0 <= min(places) <= max(places) < len(clients):
                 raise ConfigurationError(
-                    f"round {round + 1}: sample_cohort returned {places}, expected places among the {len(clients)} "
-                    "participating clients, from 0, which need not be their numbers where some clients are novel"
+                    f"round {round + 1}: sample_cohort returned {places}, expected positions among the "
+                    f"{len(clients)} participating clients, from 0 (not the numbers of clients, where some are novel)"
                 )
             sample = [clients[place] for place in places]
             return sample if self.simulated is None else self.simulated.choose(round, sample, clients)
@@ -329,7 +329,7 @@ class RoundLoop(L.Callback):
         if self._goes_on and before != self.eval_cohort:
             warnings.warn(
                 f"the checkpoint's run evaluated {before!r} of the clients, this one evaluates {self.eval_cohort!r}: "
-                "figures of rounds before and after are of different clients, and the best round is chosen among both",
+                "values of rounds before and after are of different clients, and the best round is chosen among both",
                 stacklevel=2,
             )
         self._load(state_dict)

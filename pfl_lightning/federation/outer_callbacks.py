@@ -81,7 +81,7 @@ def refuse_callback(callback: Any, place: Place, call: str = "federate") -> None
     if former:
         now = f"{former[1] or ''}val_{former[2]}"
         raise ConfigurationError(
-            f"{type(callback).__name__} watches {former[0]!r}, which is called {now!r} now: give it monitor={now!r}"
+            f"{type(callback).__name__} watches {former[0]!r}, which is called {now!r} now: set monitor={now!r}"
         )
 
 
@@ -135,7 +135,7 @@ def _check_options_of_fits(trainer: Any, call: str) -> None:
     if options:
         raise ConfigurationError(
             f"Trainer({options}) is about the gradients, batches or steps of local fits: leave it out there and "
-            f"give it to the engine, {call}(..., engine=TrainerEngine({options})) (every engine takes "
+            f"pass it to the engine, {call}(..., engine=TrainerEngine({options})) (every engine takes "
             "gradient_clip_val). Rounds are limited by max_epochs, clients by FederatedLoop(cohort=...)"
         )
 

@@ -33,7 +33,7 @@ def go_on(trainer: Any, rounds: int, diverged: int) -> None:
     if trainer.ckpt_path and planned is not None and 0 <= planned < rounds:
         raise ConfigurationError(
             f"the checkpoint is of round {rounds}, and max_epochs, the number of rounds, is {planned}: set it "
-            f"to more than {rounds} to go on, or take an earlier checkpoint"
+            f"to more than {rounds} to continue, or use an earlier checkpoint"
         )
     for logger in trainer.loggers if rounds else ():
         if isinstance(logger, TensorBoardLogger):  # drops the curves of rounds that run again
@@ -62,7 +62,7 @@ def _stay_ended(trainer: Any, rounds: int, diverged: int) -> None:
     if names:
         trainer.should_stop = True
         _log.warning(
-            "the checkpoint's run was ended by %s after round %d, and stays as it is; to go on, leave that out",
+            "the checkpoint's run was ended by %s after round %d, and no round follows; to continue, leave that out",
             " and ".join(names),
             rounds,
         )
@@ -78,7 +78,7 @@ def name_previous(trainer: Any, error: BaseException) -> None:
     """Add to the error of a run whose last rounds came to nothing what to resume from."""
     for last, previous in previous_checkpoints(trainer):
         error.add_note(
-            f"no round could be trained from the server in {last}, so that a resume from it would end as this run did; "
+            f"no round could be trained from the server in {last}, so a resume from it would end as this run did; "
             f"the checkpoint of the round before is kept: resume with --ckpt_path {previous}"
         )
 

@@ -117,20 +117,20 @@ def predict(federation: Federation, client: int | str, inputs: Any = None) -> Pr
     model, parts = federation.client_model(number), data.client_data(number)
     if not isinstance(model, FederatedClient):
         raise ConfigurationError(
-            f"{who} has a {type(model).__name__} of your own: predict_clients(federation, loader, "
-            f"clients=[{number}]) gives what its predict_step gives"
+            f"{who} has your own {type(model).__name__}: predict_clients(federation, loader, clients=[{number}]) "
+            "returns what its predict_step returns"
         )
     if model.uses_knn_evaluation():
         raise ConfigurationError(
             f"{who} has no class scores: {federation.method_name} trains no head. Personalize "
-            "(--personalize.train linear, or inside of federation.personalized)"
+            "(--personalize.train linear, or within federation.personalized)"
         )
     part: Any = parts.test
     size, labels = (getattr(parts, "batches", None) or data).eval_batch_size, None
     batches: Any
     if inputs is None:
         if not len(part):
-            raise ConfigurationError(f"{who} has no test samples: give inputs")
+            raise ConfigurationError(f"{who} has no test samples: pass inputs")
         labels = part.targets
         batches = (piece.loader(size, device=device).tensors()[0] for piece in part.split(size))
     else:

@@ -26,13 +26,13 @@ def check(loop: RoundLoop, samples_itself: bool) -> None:
     """
     if samples_itself:
         raise ConfigurationError(
-            f"{type(loop).__name__}.sample_cohort chooses the clients of a round, and with privacy each takes part "
-            "by a secret draw of its own: leave sample_cohort as it is, and say how many by cohort"
+            f"{type(loop).__name__}.sample_cohort chooses the clients of a round, but with privacy each takes "
+            "part by its own secret draw: do not override sample_cohort, and set their number by cohort"
         )
     if loop.min_clients != 1:
         raise ConfigurationError(
-            f"min_clients is {loop.min_clients}, and with privacy a round counts however many take part, as their "
-            "number is no secret otherwise: leave it at 1"
+            f"min_clients is {loop.min_clients}, but with privacy a round counts however many take part, since their "
+            "number would not be secret otherwise: leave it at 1"
         )
 
 
@@ -56,9 +56,9 @@ def stop_in_budget(loop: RoundLoop, trainer: L.Trainer, mechanism: PrivacyMechan
     if next_round == trainer.max_epochs or not mechanism.is_exhausted(rate):
         return
     spent = f"{mechanism.rounds} rounds have spent {mechanism.epsilon():.3g}"
-    said = f"privacy: a round more would exceed max_epsilon; {spent}"
+    said = f"privacy: one more round would exceed max_epsilon; {spent}"
     if not mechanism.rounds:
-        raise ConfigurationError(f"{said}: raise noise_multiplier or max_epsilon, or take smaller cohorts")
+        raise ConfigurationError(f"{said}: raise noise_multiplier or max_epsilon, or use smaller cohorts")
     rank_zero_info(said)
     trainer.should_stop = True
 

@@ -50,7 +50,7 @@ def restore(federation: Federation, state: dict[str, Any]) -> None:
     if federation.data_before is not None:
         warnings.warn(
             f"the checkpoint was trained on other data (fingerprint {before}) than those on which it "
-            f"{'goes on' if fits else 'is evaluated'} ({now}), though they are divided in the same way: see "
+            f"{'continues' if fits else 'is evaluated'} ({now}), though they are divided in the same way: check "
             "that the folder or the arrays are the right ones",
             stacklevel=1,
         )
@@ -117,7 +117,7 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
     for what, there, here in kinds:
         if there != here:
             raise CheckpointError(
-                f"the checkpoint is of another {what}, {there}; this run has {here}: give the config of the "
+                f"the checkpoint is of another {what}, {there}; this run has {here}: use the config of the "
                 "checkpoint's run (its config.yaml), or leave out ckpt_path to begin from round 1"
             )
     if extra["partition"] != federation.data.fingerprint:
@@ -138,7 +138,7 @@ def check_checkpoint(federation: Federation, checkpoint: dict[str, Any]) -> None
         # One encoder may go by several names (registered, import path, class), so that this is no proof.
         warnings.warn(
             f"the checkpoint's encoders are called {list(extra['encoders'])}, this run's {list(labels)}; "
-            "their shapes agree, but see that they are the same",
+            "their shapes agree, but check that they are the same",
             stacklevel=1,
         )
 

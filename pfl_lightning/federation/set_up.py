@@ -56,8 +56,8 @@ def checked_method(given: Any) -> MethodFactory:
     is_client = not isclass(made) or issubclass(made, FederatedClient)
     if isinstance(made, nn.Module) or not callable(made) or not is_client:
         raise ConfigurationError(
-            "method must be a class of pfl_lightning.methods, a partial of one with its hyper-parameters or its name, "
-            f"of which the federation makes the clients; got {given if isclass(given) else type(given).__name__}"
+            "method must be a class of pfl_lightning.methods, a partial of one with its "
+            f"hyper-parameters, or its name; got {given if isclass(given) else type(given).__name__}"
         )
     return cast(MethodFactory, method)
 
@@ -106,7 +106,7 @@ def build(federation: Federation, data: FederatedData) -> None:
             else "logs the metrics of its own steps"
         )
         name = type(models[0] if models[0].user_module is None else models[0].step_module).__name__
-        warnings.warn(f"metrics: {name} {why}, so that there are no further metrics", stacklevel=2)
+        warnings.warn(f"metrics: {name} {why}, so there are no further metrics", stacklevel=2)
     check_public(models[0], data)
     # Lightning would convert later, when the server and the personal states have taken their dtype already. (A
     # checkpoint is loaded before that, too.)
@@ -143,8 +143,8 @@ def no_data(federation: Federation) -> ConfigurationError:
     """The error of a federation that is asked for its data, and has no Trainer, or one of other data."""
     if not has_trainer(federation):
         return ConfigurationError(
-            "this federation belongs to no Trainer, and so has no clients' data (a copy, or one that was read from a "
-            "file, has none): ask the one that was fitted, or give this one to a Trainer"
+            "this federation has no Trainer, and so no clients' data (a copy, or one that was read from a file, "
+            "has none): use the one that was fitted, or pass this one to a Trainer"
         )
     return ConfigurationError(
         "a Federation needs a FederatedDataModule, trainer.fit(federation, datamodule=...); got "

@@ -107,8 +107,8 @@ def check_public(model: FederatedClient, data: FederatedData) -> None:
     if count < model.public_samples:
         raise ConfigurationError(
             f"{type(model).__name__} draws {model.public_samples} public samples a round, and {type(data).__name__} "
-            f"has {count}: give the data module public=..., a number of training samples to hold back or a folder of "
-            "images, and as many as the method's public_samples"
+            f"has {count}: set the data module's public=... to a number of training samples to hold back, or a folder "
+            "of images, with at least the method's public_samples"
         )
 
 

@@ -163,13 +163,13 @@ class HeadAggregator(Aggregator):
         if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in self.head.modules()):
             raise ConfigurationError(
                 f"the server of {type(client).__name__} trains the head on class means, and batch normalization has no "
-                "statistics there: let the head be the last linear layer alone, or use another method, such as FedPAC"
+                "statistics there: make only the last linear layer the head, or use another method, such as FedPAC"
             )
         shared = set(client.shared_names())
         self._names = [name for name, _ in self.head.named_parameters() if f"{self._prefix}{name}" in shared]
         if not self._names:
             raise ConfigurationError(
-                f"the server of {type(client).__name__} trains the head, and all of it is frozen (requires_grad=False)"
+                f"the server of {type(client).__name__} trains the head, but all of it is frozen (requires_grad=False)"
             )
         self._next: tuple[nn.Module, ...] = ()  # at most one; in a tuple, it is no part of the state that is saved
         self._round = 0

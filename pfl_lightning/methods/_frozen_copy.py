@@ -28,9 +28,9 @@ class FrozenCopy(nn.Module):
         for layer in (layer for network in networks for layer in network.modules()):
             if isinstance(layer, nn.RNNBase):
                 raise ConfigurationError(
-                    f"the encoder has the recurrent layer {type(layer).__name__}, of which no frozen copy can be made "
-                    "(MOON, FedNTD, FedCP); use an encoder without recurrent layers, or FedProx, which holds weights "
-                    "together"
+                    f"the encoder has the recurrent layer {type(layer).__name__}, which cannot be copied and frozen "
+                    "(for MOON, FedNTD, FedCP); use an encoder without recurrent layers, or FedProx, which keeps "
+                    "weights close"
                 )
         copies = (parameters_to_buffers(copy_module(network), persistent=persistent) for network in networks)
         self.networks = nn.ModuleList(copies)

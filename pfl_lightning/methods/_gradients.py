@@ -106,7 +106,7 @@ def check_steps_of_sgd(client: FederatedClient, purpose: str, alternative: str) 
     phases, name = client.phases(), type(client).__name__
     if len(phases) > 1:
         raise ConfigurationError(
-            f"{purpose} from the steps of one phase, whose momentum goes on, and {name} has {len(phases)}: give it "
+            f"{purpose} from the steps of one phase, whose momentum continues, but {name} has {len(phases)}: define "
             f"one, or {alternative}"
         )
     trained = client.trained_names(phases[0])

@@ -108,7 +108,7 @@ class DCPFL(FederatedClient):
         check_at_least("calibration_batch_size", calibration_batch_size, 1)
         if 0 < virtual_features < num_classes:
             raise ConfigurationError(
-                f"virtual_features must be 0 or at least one a class ({num_classes}), got {virtual_features}"
+                f"virtual_features must be 0 or at least one for each class ({num_classes}), got {virtual_features}"
             )
         self.alignment, self.virtual_features, self.server_lr = alignment, virtual_features, server_lr
         self.calibration_epochs, self.calibration_batch_size = calibration_epochs, calibration_batch_size
@@ -241,7 +241,7 @@ class DCPFLAggregator(HeadAggregator, of=DCPFL):
             features, labels = sample_class_gaussians(self._pooled, self.virtual_features, generator)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it in passing
             warnings.warn(
-                f"round {self._round + 1}: the head stays without its calibration on virtual features, as a pooled "
+                f"round {self._round + 1}: the head is not calibrated on virtual features, as a pooled "
                 f"class covariance could not be decomposed ({error}); look for clients whose class statistics are very "
                 "large",
                 stacklevel=3,

@@ -121,7 +121,7 @@ class DualFed(FederatedClient):
         """A smaller lambda."""
         if self.contrastive <= 2:
             return ()
-        return (f"contrastive=2 (the paper's for Office-Home) in place of {self.contrastive:g}",)
+        return (f"contrastive=2 (the paper's for Office-Home) instead of {self.contrastive:g}",)
 
     def phases(self) -> tuple[Phase, ...]:
         """Stage 1 with the global classifier frozen (8), stage 2 with everything else frozen (10); or both at once."""

@@ -69,10 +69,11 @@ class FedAMP(FederatedClient):
             check_between("own_share", own_share, 0, 1)
         if attention == "gaussian" and own_share is not None:
             raise ConfigurationError(
-                "own_share is of attention='cosine'; with 'gaussian' a model keeps what the others leave"
+                "own_share is an option of attention='cosine'; with 'gaussian' a model keeps the weight that the "
+                "others leave"
             )
         if attention == "cosine" and step is not None:
-            raise ConfigurationError("step (alpha) is of attention='gaussian'; with 'cosine' leave it out")
+            raise ConfigurationError("step (alpha) is an option of attention='gaussian'; with 'cosine' leave it out")
         self.attention, self.sigma, self.own_share = attention, sigma, own_share
         self.step = 1.0 if step is None else step
         self.proximal, self.start = proximal, start

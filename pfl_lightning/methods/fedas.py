@@ -81,7 +81,7 @@ class FedAS(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         if not any(parameter.requires_grad for parameter in self.encoder.parameters()):
             raise ConfigurationError(
-                "FedAS aligns and averages the encoder, and all of this one is frozen (requires_grad=False): let some "
+                "FedAS aligns and averages the encoder, but all of this one is frozen (requires_grad=False): let some "
                 "of it train, or use LocalOnly, which trains the heads"
             )
         check_at_least("alignment_epochs", alignment_epochs, 0)

@@ -34,4 +34,4 @@ class FedBN(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         self.by_samples = by_samples
         if not norm_names(self, affine=True):
-            warnings.warn(f"{type(encoder).__name__} has no batch normalization: FedBN is FedAvg then", stacklevel=2)
+            warnings.warn(f"{type(encoder).__name__} has no batch normalization: FedBN equals FedAvg", stacklevel=2)

@@ -157,8 +157,8 @@ class FedEMA(SelfSupervisedClient):
             )
         if self.update_target == "global" and not (isinstance(target, TargetNetwork) and target.keep):
             raise ConfigurationError(
-                f"update_target='global' needs a target network that is the client's own, and "
-                f"{type(self.objective).__name__} keeps none: take BYOL(keep_target=True), or leave update_target out"
+                "update_target='global' needs a target network that stays on the client, and "
+                f"{type(self.objective).__name__} keeps none: use BYOL(keep_target=True), or leave update_target out"
             )
 
     def _find_convolutions(self) -> list[str]:

@@ -82,8 +82,8 @@ class FedETF(FederatedClient):
         check_at_least("width", self._width, 1)
         if self._width < num_classes:
             raise ConfigurationError(
-                f"an equiangular frame of FedETF needs two classes and a width of at least one for each, got width "
-                f"{self._width} and {num_classes} classes: leave width out, or take at least the number of classes"
+                "FedETF needs at least two classes, and a width of at least the number of classes, "
+                f"got width {self._width} and {num_classes} classes: leave width out, or raise it"
             )
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         check_number("scale (beta)", scale, strict=True)

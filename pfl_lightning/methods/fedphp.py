@@ -76,8 +76,8 @@ class FedPHP(FederatedClient):
         """Refuse a run without end, in which the moving average has no schedule."""
         if facts.num_rounds is None and self.rounds is None:
             raise ConfigurationError(
-                "FedPHP's moving average depends on the planned number of rounds, and the Trainer has none: give it "
-                "max_epochs, or the method rounds="
+                "FedPHP's moving average depends on the planned number of rounds, and the Trainer has none: set its "
+                "max_epochs, or the method's rounds="
             )
 
     def receive(self, broadcast: Broadcast) -> None:

@@ -71,7 +71,7 @@ class PrototypeClient(FederatedClient):
         """The model, without prototypes; a warning says so where it predicts by them."""
         if self.prediction == "prototype":
             warnings.warn(
-                f"an exported client of {type(self).__name__} is its encoder and its head, and the federation predicts "
+                f"an exported client of {type(self).__name__} is its encoder and head, but the federation predicts "
                 'by the nearest prototype: its accuracies are not those of the file; prediction="classifier" evaluates '
                 "the head",
                 stacklevel=3,

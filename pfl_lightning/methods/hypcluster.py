@@ -109,7 +109,7 @@ class HypCluster(FederatedClient):
         if self.start == "kmeans++" and self.clusters > num_clients:
             raise ConfigurationError(
                 f"start='kmeans++' begins each cluster at another client's model, and there are {num_clients} clients "
-                f"for {self.clusters} clusters: take at most {num_clients} clusters, or start='draws'"
+                f"for {self.clusters} clusters: set clusters to at most {num_clients}, or start='draws'"
             )
         server = HypClusterAggregator(self, num_clients)
         self.take_encoders(())
@@ -192,8 +192,8 @@ class HypClusterAggregator(Aggregator):
         self.register_buffer("found", torch.tensor(client.clusters if client.start == "draws" else 0))
         if self.starting and len(self.weights):
             raise ConfigurationError(
-                "start='kmeans++' compares whole models, and `clustered` leaves some of theirs to all clusters: leave "
-                "`clustered` out, or take start='draws'"
+                "start='kmeans++' compares whole models, but with `clustered` all clusters share some parts: leave "
+                "`clustered` out, or use start='draws'"
             )
         starts: list[State] = [select_state(client, names)] * client.clusters  # a model that is not found yet
         if not self.starting:

@@ -88,7 +88,7 @@ class KNNPer(FederatedClient):
             least = min(fewer, key=lambda client: stored[client])
             warnings.warn(
                 f"KNNPer: {len(fewer)} of {len(stored)} clients store fewer than k = {self.k} samples (client {least}: "
-                f"{stored[least]}), and all that a client stores count as its neighbors; take a smaller k to let the "
+                f"{stored[least]}), so all their samples count as neighbors; use a smaller k to let the "
                 "near ones decide",
                 stacklevel=2,
             )
@@ -106,8 +106,8 @@ class KNNPer(FederatedClient):
     def exported_names(self) -> list[str]:
         """The model alone, with a warning: what is stored of the training samples is not part of it."""
         warnings.warn(
-            "an exported client of KNNPer is its model without the stored training samples: it predicts as FedAvg's, "
-            "lambda = 0; export FedAvg, or evaluate in the federation",
+            "an exported client of KNNPer is its model without the stored training samples: it predicts like FedAvg "
+            "(lambda = 0); export FedAvg, or evaluate in the federation",
             stacklevel=3,
         )
         return super().exported_names()

@@ -80,8 +80,8 @@ class PerFedAvg(FederatedClient):
         normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.modules())
         if order == "HF" and any(_draws(layer) for layer in self.modules()):
             raise ConfigurationError(
-                'PerFedAvg(order="HF") takes the difference of two gradients close to each other, and the encoder has '
-                'dropout, which draws other masks for each of them: use order="exact" or "FO", or set the dropout to 0'
+                'PerFedAvg(order="HF") takes the difference of two nearby gradients, but dropout in the encoder '
+                'draws a different mask for each: use order="exact" or "FO", or set the dropout to 0'
             )
         self._parts = 3 if order == "HF" else 2
         self.smallest_batch = self._parts * (2 if normed else 1)
@@ -93,14 +93,14 @@ class PerFedAvg(FederatedClient):
             raise ConfigurationError(
                 f"PerFedAvg(order={self.order!r}) divides each batch into {self._parts} parts, which takes at least "
                 f"{self.smallest_batch} samples; client {least} has {samples[least]}. Give every client that many, or "
-                "use a method that takes batches whole, such as FedAvg with fine_tune"
+                "use a method that does not divide batches, such as FedAvg with fine_tune"
             )
 
     def check_run(self, facts: RunFacts) -> None:
         """Refuse half precision for the difference of two gradients, which would be rounding errors."""
         if self.order == "HF" and not facts.precision.startswith(("32", "64")):
             raise ConfigurationError(
-                f'PerFedAvg(order="HF") takes the difference of two gradients close to each other, and precision='
+                f'PerFedAvg(order="HF") takes the difference of two nearby gradients, but precision='
                 f'{facts.precision!r} rounds it away: use order="exact" or "FO", or precision="32-true"'
             )
 

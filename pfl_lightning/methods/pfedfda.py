@@ -214,7 +214,7 @@ class PFedFDAAggregator(AveragingAggregator, of=PFedFDA):
         """Add one client's encoder and Gaussians to the averages."""
         assert isinstance(update, PFedFDAUpdate)
         if not update.covariance.any():
-            update.refuse("PFedFDAUpdate.covariance is 0, of which there is no classifier, expected a positive one")
+            update.refuse("PFedFDAUpdate.covariance is 0, from which no classifier follows, expected a positive one")
         self._mean.update({"means": update.means, "covariance": update.covariance}, update.num_samples)
         super().receive(update)
 

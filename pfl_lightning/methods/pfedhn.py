@@ -159,8 +159,9 @@ class PFedHNAggregator(CohortAggregator, of=PFedHN):
         sizes = (num_clients, width, client.hidden_size, client.hidden_layers)
         size = Hypernetwork.size(*sizes, generated)
         rank_zero_info(  # itself, gradient, momentum, and the copies by which steps and rounds are undone
-            f"The hypernetwork of {generated:,} numbers has {size:,} parameters, and takes {20 * size / 1e9:,.3f} GB "
-            "of memory while it learns; personal_head=True, a smaller encoder or a smaller hidden_size need less"
+            f"The hypernetwork that generates {generated:,} numbers has {size:,} parameters and needs "
+            f"{20 * size / 1e9:,.3f} GB of memory to train; personal_head=True, a smaller encoder or a smaller "
+            "hidden_size need less"
         )
         sgd = partial(
             torch.optim.SGD,

@@ -72,18 +72,18 @@ class PFedMe(FederatedClient):
         check_number("beta", beta)
         if inner_lr * lam >= 2:
             raise ConfigurationError(
-                f"inner_lr * lam is {inner_lr * lam:g}, and from 2 on every step of theta overshoots w by more than it "
-                f"was away: take an inner_lr below {2 / lam:g}, 1 / lam = {1 / lam:g} say"
+                f"inner_lr * lam is {inner_lr * lam:g}, expected below 2: from there on every step of theta overshoots "
+                f"w and gets no closer; use an inner_lr below {2 / lam:g}, such as 1 / lam = {1 / lam:g}"
             )
         if lr * lam >= 2 and options.get("optimizer") is None:
             raise ConfigurationError(
-                f"lr * lam is {lr * lam:g}, and from 2 on every step of w overshoots theta by more than it was away: "
-                f"take an lr below {2 / lam:g}, or of at most 1 / lam = {1 / lam:g} to stop short of theta"
+                f"lr * lam is {lr * lam:g}, expected below 2: from there on every step of w overshoots theta and gets "
+                f"no closer; use an lr below {2 / lam:g}, or at most 1 / lam = {1 / lam:g} to stop short of theta"
             )
         if options.get("batch_norm") == "own" and norm_names(self, affine=True) - norm_names(self, affine=False):
             raise ConfigurationError(
-                'batch_norm="own": normalization weights of w that are not shared have no place beside those of theta, '
-                'which the client keeps: take "own_statistics"'
+                'batch_norm="own": the client keeps the normalization weights of theta, and has no place for those of '
+                'w, which are not shared: use "own_statistics"'
             )
         self.lam, self.inner_steps, self.inner_lr = lam, inner_steps, inner_lr
         self.inner_weight_decay, self.restart, self.beta = inner_weight_decay, restart, beta

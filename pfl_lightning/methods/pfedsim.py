@@ -57,7 +57,7 @@ class PFedSim(FederatedClient):
         if 0 < self.warmup <= 1 and facts.num_rounds is None:
             raise ConfigurationError(
                 f"warmup={self.warmup:g} of pFedSim is a share of the planned rounds, and the Trainer has no number of "
-                "them: give it max_epochs, or the method a number of rounds, warmup=50"
+                "them: set its max_epochs, or set a number of rounds, such as warmup=50"
             )
 
 

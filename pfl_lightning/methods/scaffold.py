@@ -96,8 +96,8 @@ class SCAFFOLD(FederatedClient):
         trained, corrected = [self.trained_names(phase) for phase in self.phases()], set(self.own_control.as_state())
         if any(corrected - self.frozen - names for names in trained):
             raise ConfigurationError(
-                f"each of SCAFFOLD's phases trains all that clients share, and {type(self).__name__} has phases that "
-                "train a part of it: let phases() give one that trains everything"
+                f"each phase of SCAFFOLD must train all that clients share, but {type(self).__name__} has phases that "
+                "train a part of it: return one from phases() that trains everything"
             )
         if self.control != "steps":
             return
@@ -105,7 +105,7 @@ class SCAFFOLD(FederatedClient):
         if facts.gradient_clip_val is not None:
             raise ConfigurationError(
                 f"{PURPOSE} from the steps, and the engine clips gradients "
-                f'(gradient_clip_val={facts.gradient_clip_val}): clip none, or use control="gradient"'
+                f'(gradient_clip_val={facts.gradient_clip_val}): leave clipping out, or use control="gradient"'
             )
 
     def receive(self, broadcast: Broadcast) -> None:

@@ -87,8 +87,7 @@ class SphereFed(FederatedClient):
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         if calibrate and self.eval_model == "trained":
             raise ConfigurationError(
-                "a calibrated classifier belongs to the averaged encoder: "
-                'calibrate=True goes with eval_model="aggregated"'
+                'calibrate=True needs eval_model="aggregated": a calibrated classifier belongs to the averaged encoder'
             )
         self.calibrate = calibrate
         self.shared = ("encoder.*",) if projection is None else ("encoder.*", "projection.*")
@@ -101,8 +100,8 @@ class SphereFed(FederatedClient):
         width = features if self._width is None else self._width
         if width < self.num_classes:
             raise ConfigurationError(
-                f"SphereFed needs as many features as classes for an orthonormal classifier, got {width} features "
-                f"and {self.num_classes} classes: take a wider encoder, or projection={self.num_classes}"
+                f"SphereFed needs at least as many features as classes for an orthonormal classifier, got {width} "
+                f"features and {self.num_classes} classes: use a wider encoder, or set projection={self.num_classes}"
             )
         self.encoder = encoder
         self.projection = nn.Identity() if self._width is None else nn.Linear(features, width)
@@ -132,7 +131,7 @@ class SphereFed(FederatedClient):
         if rounds is None:
             raise ConfigurationError(
                 "calibrate=True needs a planned number of rounds, the last of which calibrates: "
-                "give the Trainer max_epochs"
+                "set the Trainer's max_epochs"
             )
         self.calibrating.fill_(context.round == rounds - 1)
         if context.round != rounds - 1:

@@ -89,12 +89,12 @@ def layout_of(server: Aggregator, client: FederatedClient) -> Layout:
                 server,
                 client,
                 f"{type(server).update_class.__name__}.{name} tells "
-                f"{'nobody knows what' if tells is None else f'the {tells}'} of a client, to which no bound is known",
+                f"{'nobody knows what' if tells is None else f'the {tells}'} of a client, for which no bound is known",
             )
         held[str(place)] = name
         rows += [name] if tells == "class means" else []
     if (rows or "class covariances" in held) and not held.keys() & {"class counts", "label presence"}:
-        raise _refused(server, client, f"{rows} come without the classes that a client has")
+        raise _refused(server, client, f"{rows} are sent without the classes that a client has")
     if not server.takes_mean():
         raise _refused(server, client, "its server does more with updates than average them, field by field")
     weights = _trained(server, client)
@@ -109,7 +109,7 @@ def layout_of(server: Aggregator, client: FederatedClient) -> Layout:
 
 def _refused(server: Aggregator, client: FederatedClient, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{type(client).__name__} takes no privacy: {reason}. Methods that share weights to be averaged take it, such "
+        f"{type(client).__name__} does not support privacy: {reason}. Methods that average shared weights do, such "
         "as FedAvg, FedPer, FedRep and Ditto, and so do FedProto, DCPFL and FedPAC(combination=False) (docs/privacy.md)"
     )
 
@@ -122,8 +122,8 @@ def _trained(server: Aggregator, client: FederatedClient) -> tuple[str, ...]:
             raise _refused(
                 server,
                 client,
-                f"weights[{name!r}] is a running statistic, which noise could turn negative; use layers without, such "
-                "as GroupNorm, or a method that leaves it on the client, such as FedBN",
+                f"weights[{name!r}] is a running statistic, which noise could turn negative; use layers without one, "
+                "such as GroupNorm, or a method that leaves it on the client, such as FedBN",
             )
     return tuple(name for name in server.expected_weights if name in parameters and parameters[name].requires_grad)
 

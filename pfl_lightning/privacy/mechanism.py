@@ -49,7 +49,7 @@ class PrivacyMechanism:
             raise ConfigurationError("privacy: quantile adapts the bound on weights, and clients send none")
         self.delta = num_clients**-1.1 if options.delta is None else options.delta
         if self.delta >= 1:
-            raise ConfigurationError("privacy: there is one client, and nobody to hide it among")
+            raise ConfigurationError("privacy: there is only one client, and none to hide it among")
         if self.delta > 1 / num_clients:
             warnings.warn(
                 f"privacy: delta is {self.delta:g}, more than 1 / {num_clients} clients: publishing all data of a "
@@ -186,7 +186,7 @@ class PrivacyMechanism:
         raise ConfigurationError(
             f"privacy: {said}, and max_epsilon is {most:g} (delta {self.delta:.2g}): at a noise_multiplier of {z:g} "
             f"and a sampling rate of {rate:g} {self.rounds + fit} rounds fit. Plan fewer (max_epochs), raise "
-            "noise_multiplier, take smaller cohorts, or let the run end before (stop=True)"
+            "noise_multiplier, use smaller cohorts, or let the run end early (stop=True)"
         )
 
     def metrics(self) -> dict[str, float]:

@@ -62,4 +62,4 @@ class ClientPrivacy:
         check_choice("accountant", self.accountant, ("rdp", "prv"))
         check_choice("stop", self.stop, (True, False))
         if self.stop and self.max_epsilon is None:
-            raise ConfigurationError("stop=True ends a run before max_epsilon is exceeded: give max_epsilon, too")
+            raise ConfigurationError("stop=True ends a run before max_epsilon is exceeded: set max_epsilon, too")

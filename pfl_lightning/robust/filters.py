@@ -60,8 +60,8 @@ class MultiKrum(Robust):
         limit = self.tolerance * float(scores.median())
         worst = {int(place) for place in scores.argsort(stable=True)[keep:] if float(scores[place]) > limit}
         return [
-            f"{type(self).__name__} leaves its update out: its score is {float(scores[place]):.3g}, the median of the "
-            f"cohort's {float(scores.median()):.3g}"
+            f"{type(self).__name__} leaves its update out: its score is {float(scores[place]):.3g}, the cohort's "
+            f"median is {float(scores.median()):.3g}"
             if place in worst
             else entry.update
             for place, entry in enumerate(entries)

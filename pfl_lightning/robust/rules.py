@@ -25,7 +25,7 @@ from pfl_lightning.messages import Broadcast, ClientUpdate
 from pfl_lightning.names import described
 from pfl_lightning.server import Aggregator
 
-FILTER = "MultiKrum(byzantine=f), a filter in front of the server, which judges updates as wholes"
+FILTER = "MultiKrum(byzantine=f), a filter in front of the server, which judges whole updates"
 
 
 class Entry(NamedTuple):
@@ -82,7 +82,7 @@ class Robust:
         if not server.expected_weights and not [one for one in declared if "schema" in one.metadata][1:]:
             raise ConfigurationError(f"{self!r} has nothing to judge: clients of {method} send no updates")
         if self.max_norm is not None and not server.expected_weights:
-            raise ConfigurationError(f"max_norm bounds weights, and clients of {method} send none; take {FILTER}")
+            raise ConfigurationError(f"max_norm bounds weights, and clients of {method} send none; use {FILTER}")
 
     def check_cohort(self, size: int, server: Aggregator) -> None:
         """Refuse a cohort that is too small for the rule, or whose updates are more than the memory.
@@ -144,8 +144,8 @@ class AverageRule(Robust):
         super().check_server(server, method)
         if type(server).update_class is not ClientUpdate or not server.takes_mean():
             raise ConfigurationError(
-                f"{self!r} takes the place of an average, and the server of {method} does more than average the "
-                f"clients' weights: take {FILTER}"
+                f"{self!r} replaces an average, but the server of {method} does more than average the clients' "
+                f"weights: use {FILTER}"
             )
 
     def judge(self, entries: Sequence[Entry], refused: int) -> Sequence[Verdict]:

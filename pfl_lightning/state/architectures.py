@@ -46,8 +46,8 @@ def as_assignment(choice: EncoderChoice) -> EncoderAssignment:
         return choice
     if not isinstance(choice, str | list | tuple) and not callable(choice):
         raise ConfigurationError(
-            f"encoder must be a name, such as 'mlp', a module, what makes one from the shape of a sample, or a list of "
-            f"these; got {choice!r}"
+            "encoder must be a name, such as 'mlp', a module, a function that makes one from the shape of a sample, "
+            f"or a list of these; got {choice!r}"
         )
     return RoundRobin(list(choice) if isinstance(choice, list | tuple) else [choice])
 
@@ -92,7 +92,7 @@ def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...], label:
         else:
             encoder = build_encoder(make, input_shape) if isinstance(make, str) else make(input_shape)
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        remedy = "an encoder is a class or function that takes input_shape and gives a module with out_features"
+        remedy = "an encoder is a class or function that takes input_shape and returns a module with out_features"
         if is_out_of_memory(error):
             remedy = "it does not fit into memory: make its layers smaller, or the inputs"
         raise ConfigurationError(
@@ -102,7 +102,7 @@ def _encoder_of(make: str | EncoderFactory, input_shape: tuple[int, ...], label:
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigurationError(
             f"the encoder {label or type(encoder).__name__} has no integer attribute out_features (the width of its "
-            "features): set it where the network is made (network.out_features = 64, say), or take an encoder of the "
+            "features): set it where the network is made (such as network.out_features = 64), or use an encoder of the "
             "package by its name"
         )
     return encoder
@@ -137,8 +137,8 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"the encoder {label} fails on inputs of shape {tuple(samples.shape)} and type {samples.dtype}: "
-            f"{_reason(error)}; inputs and parameters must be of one type, float32 (.float()), unless the encoder is "
-            "one of indices (nn.Embedding); the Trainer's precision converts both"
+            f"{_reason(error)}; inputs and parameters must be of one type, float32 (.float()), unless the encoder "
+            "takes indices (nn.Embedding); the Trainer's precision converts both"
         ) from error
     finally:
         for module, mode in modes.items():

@@ -52,7 +52,7 @@ class BestRound(ModelCheckpoint):
             self._has_warned = True
             warnings.warn(
                 f"the checkpoint of the best round watches {self.monitor!r}, which is not among the values of an "
-                f"evaluation, so that there will be none: {', '.join(sorted(trainer.callback_metrics))}",
+                f"evaluation, so there will be none: {', '.join(sorted(trainer.callback_metrics))}",
                 stacklevel=2,
             )
 

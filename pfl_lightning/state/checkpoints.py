@@ -110,7 +110,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", weights_only: b
     except Exception as error:  # the reader and the unpickler raise whatever a foreign file leads them to
         raise damaged(path, _load_fault(error)) from error
     if not isinstance(found, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= found.keys():
-        raise damaged(path, "is no checkpoint of Lightning: it holds no state_dict, or no version of Lightning")
+        raise damaged(path, "is not a checkpoint of Lightning: it holds no state_dict, or no version of Lightning")
     return dict(found)
 
 
@@ -156,7 +156,7 @@ def _archive_fault(path: Path) -> str | None:
             with zipfile.ZipFile(file) as archive:
                 wrong = archive.testzip()
         except zipfile.BadZipFile as error:
-            return f"is truncated or damaged, or no checkpoint ({error})"
+            return f"is truncated or damaged, or not a checkpoint ({error})"
         except Exception as error:  # zipfile raises whatever a damaged directory of the archive leads it to
             return f"is damaged ({type(error).__name__}: {error})"
     return None if wrong is None else f"is damaged: the checksum of its part {wrong} is wrong"
@@ -167,7 +167,7 @@ def _load_fault(error: Exception) -> str:
     if foreign:
         return (
             f"holds an object of {foreign[1]}, which is not loaded with weights_only=True; load it with "
-            "weights_only=False if you trust where it is from"
+            "weights_only=False if you trust its source"
         )
     lines = str(error).strip().splitlines()
     return f"cannot be read ({type(error).__name__}: {lines[0] if lines else 'no reason given'})"

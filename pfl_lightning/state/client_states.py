@@ -319,7 +319,7 @@ def spill_to_disk(limit_gb: float | None, stores: Sequence[ClientStates], folder
     said += f"files in {folder}, where {free / 1e9:,.3g} GB are free" if to_disk else "memory"
     if free < most:
         warnings.warn(
-            f"{said}: not enough for all clients. Give the Federation a spill_dir with more space, take fewer "
+            f"{said}: not enough for all clients. Give the Federation a spill_dir with more space, use fewer "
             "clients, or a method that keeps less for each",
             stacklevel=2,
         )

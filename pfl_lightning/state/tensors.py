@@ -38,7 +38,7 @@ def matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ..
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigurationError(
-                f"the pattern {pattern!r} fits no parameter or buffer; there are {list(names)} (frozen ones, with "
+                f"the pattern {pattern!r} matches no parameter or buffer; there are {list(names)} (frozen ones, with "
                 "requires_grad=False, may not count)"
             )
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
@@ -112,8 +112,8 @@ def load_state(module: nn.Module, state: State) -> None:
     for name, value in state.items():
         if own[name].shape != value.shape:  # copy_ would stretch some of them without a word
             raise ConfigurationError(
-                f"{name!r} of {type(module).__name__} has shape {tuple(own[name].shape)}, and what it is to take over "
-                f"has {tuple(value.shape)}"
+                f"{name!r} of {type(module).__name__} has shape {tuple(own[name].shape)}, but the values for it "
+                f"have {tuple(value.shape)}"
             )
     write([own[name] for name in state], list(state.values()))
 

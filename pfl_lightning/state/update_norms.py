@@ -102,9 +102,9 @@ class UpdateGuard:
             shape, old = ({n: t.shape for n, _, t in one.tensors()}.get(name) for one in (update, sent))
             how = "lies {:.3g} from what the server sent" if shape == old else "has a norm of {:.3g}"
             update.refuse(
-                f"{name} {how.format(norm)}, and the median of the updates is {median:.3g}, so that it counts as "
+                f"{name} {how.format(norm)}, and the median of the updates is {median:.3g}, so it counts as "
                 "faulty; look at this client's data, lower the learning rate or clip the gradient. "
-                f"FederatedLoop(max_update_ratio=None) takes updates of more than {ratio:g} times the median"
+                f"FederatedLoop(max_update_ratio=None) accepts updates of more than {ratio:g} times the median"
             )
 
     def end_round(self, accepted: bool) -> None:

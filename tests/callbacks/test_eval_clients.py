@@ -168,5 +168,5 @@ def test_a_resumed_run_evaluates_the_same_clients(tmp_path):
 
 def test_going_on_with_another_sample_is_said(tmp_path):
     play(tmp_path, 1)
-    with pytest.warns(UserWarning, match="run evaluated 3 of the clients, this one evaluates 2: figures of rounds"):
+    with pytest.warns(UserWarning, match="run evaluated 3 of the clients, this one evaluates 2: values of rounds"):
         play(tmp_path, 2, 2, ckpt_path=str(tmp_path / "epoch=0.ckpt"))

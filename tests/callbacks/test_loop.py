@@ -148,5 +148,5 @@ def _given(**options):
 
 @pytest.mark.parametrize("cohort", [[0, CLIENTS], [-1]])
 def test_a_cohort_of_clients_that_do_not_take_part_is_refused(cohort):
-    with pytest.raises(ConfigurationError, match=r"round 1: sample_cohort returned .*, expected places among the 5"):
+    with pytest.raises(ConfigurationError, match=r"round 1: sample_cohort returned .*, expected positions among the 5"):
         run(FedAvg, 1, cohorts=[cohort])

@@ -235,7 +235,7 @@ def test_what_was_refused_made_nothing_else_either(folder, capsys):
     with (folder / "own_code.py").open("a") as file:
         file.write("from lightning.pytorch import Callback\nclass Marked(Callback):\n    __init__ = _called\n")
     said = refusal(folder, capsys, {"trainer.callbacks": [marker], "model.encoder": "os.system"})
-    assert "'os.system' is no encoder" in said
+    assert "'os.system' is not an encoder" in said
     assert not (folder / "called").exists()
 
 

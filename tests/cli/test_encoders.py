@@ -105,7 +105,7 @@ MISTAKES = {
     "a list as text": ("small_cnn, mlp", "a list of encoders is written as"),
     "what makes no encoder": (
         ["torch.nn.functional.relu", "mlp"],
-        "relu' is no encoder: expected a subclass of torch.nn.Module",
+        "relu' is not an encoder: expected a subclass of torch.nn.Module",
     ),
     "shares that do not sum to one": (
         {**CHOICES["by share"], "init_args": {"encoders": ["small_cnn", "mlp"], "shares": [0.5, 0.6]}},

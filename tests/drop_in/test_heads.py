@@ -46,7 +46,9 @@ def test_a_frozen_tensor_of_the_head_stays(method):
 
 @pytest.mark.parametrize("method", [DCPFL, FedGH])
 def test_a_server_that_trains_the_head_refuses_batch_normalization_in_it(method):
-    with pytest.raises(ConfigurationError, match="batch normalization has no statistics there: let the head"):
+    with pytest.raises(
+        ConfigurationError, match="batch normalization has no statistics there: make only the last linear layer"
+    ):
         run_project(method, module=Module("norm"), head=["head.*"])
 
 

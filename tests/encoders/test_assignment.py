@@ -81,11 +81,19 @@ def test_by_client():
             ValueError,
             "for 2 clients, the federation has 3; give one entry",
         ),
-        (lambda: ByClient(["mlp"], [0, 1]), ValueError, "client 1 of ByClient: 1 is no index and no single name of"),
-        (lambda: ByClient(["mlp"], [-1]), ValueError, "-1 is no index"),
-        (lambda: ByClient(["mlp"], [True]), ValueError, "True is no index"),
-        (lambda: ByClient(["mlp"], ["small_cnn"]), ValueError, "'small_cnn' is no index and no single name .* 0: mlp"),
-        (lambda: ByClient(["mlp", "mlp"], ["mlp"]), ValueError, "'mlp' is no index and no single name"),
+        (
+            lambda: ByClient(["mlp"], [0, 1]),
+            ValueError,
+            "client 1 of ByClient: 1 is neither an index nor a unique name of",
+        ),
+        (lambda: ByClient(["mlp"], [-1]), ValueError, "-1 is neither an index"),
+        (lambda: ByClient(["mlp"], [True]), ValueError, "True is neither an index"),
+        (
+            lambda: ByClient(["mlp"], ["small_cnn"]),
+            ValueError,
+            "'small_cnn' is neither an index nor a unique name .* 0: mlp",
+        ),
+        (lambda: ByClient(["mlp", "mlp"], ["mlp"]), ValueError, "'mlp' is neither an index nor a unique name"),
     ],
 )
 def test_errors(build, error, message):

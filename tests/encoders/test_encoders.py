@@ -126,7 +126,7 @@ def test_registering_a_user_defined_encoder():
     assert build_encoder("identity", (4,)).out_features == 4
     assert build_encoder("identity", (4,), width=2).out_features == 2
     assert register("identity")(Identity) is Identity
-    with pytest.raises(ValueError, match="'mlp' is taken by MLP"):
+    with pytest.raises(ValueError, match="'mlp' is already used by MLP"):
         register("mlp")(Identity)
 
 

@@ -24,7 +24,7 @@ from pfl_lightning.methods import DualFed, FedAvg, FedPAC
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then"),
+    pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg"),
     pytest.mark.filterwarnings("ignore:.*AMP with fp16 is not supported on CPU"),
 ]
 ON_GPU = {"accelerator": "gpu", "devices": 1}

@@ -23,7 +23,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.methods import DualFed, FedAvg, FedBABU, FedBN, FedGH, FedPAC, FedProto, FedRep
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 COHORTS = [[0, 2, 3], [1, 2]]
 

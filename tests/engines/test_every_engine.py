@@ -26,7 +26,7 @@ from pfl_lightning.encoders import WithProjector
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedPAC, FedPer, FedProto, FedRep
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 COHORTS = [[0, 2, 3], [1, 2, 4]]
 # What makes the engine, what it is compared with, and how far they may be apart.

@@ -47,7 +47,7 @@ def test_dualfed_with_small_batches_says_what_the_paper_has():
     assert len(said) == 1, said
     assert said[0].startswith("round 1: the training diverges: the mean of train/cross_entropy is ")
     assert "batch_size 256, as in the paper: with batches of 4 a round takes up to 64 times as many steps" in said[0]
-    assert "contrastive=2 (the paper's for Office-Home) in place of 40; an lr below 1; " in said[0]
+    assert "contrastive=2 (the paper's for Office-Home) instead of 40; an lr below 1; " in said[0]
     assert "gradient_clip_val=1.0 of the engine. FederatedLoop(stop_on_divergence=True) ends such runs" in said[0]
 
 
@@ -97,7 +97,7 @@ def fall(samples, losses):
 
 def test_a_fall_within_the_chance_of_few_samples_is_none():
     assert fall(8, (1.0, 2.0, 3.0, 4.0))[0] is None  # three of eight
-    assert fall(200, (1.0, 2.0, 3.0, 4.0))[0].startswith("the mean accuracy is 0.2, that of guessing")
+    assert fall(200, (1.0, 2.0, 3.0, 4.0))[0].startswith("the mean accuracy is 0.2, as by guessing")
 
 
 def test_a_run_whose_loss_falls_is_not_said_to_diverge():
@@ -115,7 +115,7 @@ def test_the_accuracy_falls_to_that_of_guessing():
     falls = [guard.falls({"val_accuracy/mean": accuracy}, of) for accuracy in (0.3, 0.7, 0.2, 0.2, 0.6, 0.22, 0.21)]
     assert falls == [None] * 7
     found = guard.falls({"test_accuracy/mean": 0.2}, of)
-    assert found == "the mean accuracy is 0.2, that of guessing, in 3 rounds; it was 0.7"
+    assert found == "the mean accuracy is 0.2, as by guessing, for 3 rounds; it was 0.7"
     assert guard.falls({"val_accuracy/mean": math.nan}, of) is None
 
 
@@ -123,7 +123,7 @@ def test_the_loss_of_the_evaluated_models_explodes():
     guard, of = DivergenceGuard(), federation()
     assert guard.falls({"val_accuracy/mean": 0.5, "val_loss/mean": 3.0, "test_loss/mean": 150.0}, of) is None
     found = guard.falls({"val_accuracy/mean": 0.5, "val_loss/mean": 3.0, "test_loss/mean": 3e3}, of)
-    assert found == "the mean loss of the evaluated models is 3e+03, and guessing has 1.61, or less"
+    assert found == "the mean loss of the evaluated models is 3e+03, and guessing reaches 1.61, or less"
 
 
 def test_a_resumed_run_remembers():

@@ -157,10 +157,13 @@ def test_files_that_do_not_fit(tmp_path):
     [one, two] = export_clients(run(FedAvg, 1, encoder="mlp"), tmp_path, [0, 1])
     whole, state = one.with_suffix(".json").read_text(), torch.load(one, weights_only=True)
     for content, said in (
-        (whole.replace('"pfl_lightning.methods.fedavg.FedAvg"', '"os.getcwd"'), "os.getcwd is no method's client"),
+        (
+            whole.replace('"pfl_lightning.methods.fedavg.FedAvg"', '"os.getcwd"'),
+            "os.getcwd is not the client of a method",
+        ),
         (whole.replace("encoders.mlp.MLP", "encoders.mlp.ML"), "has no 'ML'"),
         (whole.replace('"num_classes": 5', '"num_classes": 4'), "size mismatch"),
-        (json.dumps({"client": 0, "model": "mlp"}), "by an earlier version: export it once more"),
+        (json.dumps({"client": 0, "model": "mlp"}), "by an earlier version: export it again"),
     ):
         assert content != whole
         one.with_suffix(".json").write_text(content)

@@ -104,7 +104,7 @@ def test_rows_that_do_not_fit(exported):
     path = models / "client_0.pt"
     with pytest.raises(ValueError, match=r"rows have no column 'age', .*; did you mean 'agee'"):
         predict_exported(path, new.rename(columns={"age": "agee"}))
-    with pytest.raises(ValueError, match=r"'age' has .* in the place of numbers"):
+    with pytest.raises(ValueError, match=r"'age' has .* instead of numbers"):
         predict_exported(path, new.assign(age="old"))
     with pytest.warns(UserWarning, match="no training row has.*'ward' 40 of 40 rows"):
         predict_exported(path, new.assign(ward="teeth"))

@@ -122,7 +122,7 @@ def test_what_is_refused():
         said = rf"inputs of client 1: expected torch.float32 of shape \(N, 6\).*of shape \({shape[0]},"
         with pytest.raises(ConfigurationError, match=said):
             federation.predict(1, torch.zeros(shape))
-    with pytest.raises(ConfigurationError, match="client 0 has no test samples: give inputs"):
+    with pytest.raises(ConfigurationError, match="client 0 has no test samples: pass inputs"):
         federation.predict(0)
     with pytest.raises(NoSuchClientError, match="there is no client 5; clients are 0 to 4"):
         federation.predict(5)

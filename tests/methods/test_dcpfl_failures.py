@@ -69,7 +69,7 @@ def test_a_server_that_cannot_decompose_leaves_the_calibration_out(monkeypatch):
     before = server.head.weight.clone()
     plain.aggregate()
     fail_at(monkeypatch, 2)
-    with pytest.warns(UserWarning, match=r"round 4: the head stays without its calibration .* failed to converge"):
+    with pytest.warns(UserWarning, match=r"round 4: the head is not calibrated .* failed to converge"):
         server.aggregate()
     assert_same(server.state_dict(), plain.state_dict())
     assert not torch.equal(server.head.weight, before)

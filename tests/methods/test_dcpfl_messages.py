@@ -231,7 +231,7 @@ def test_a_bad_upload_is_refused_and_leaves_no_trace(factors, change, reason):
         ({"virtual_features": -1}, "virtual_features must be at least 0, got -1"),
         ({"virtual_features": 10.5}, "virtual_features must be a whole number of at least 0, got 10.5"),
         ({"virtual_features": float("nan")}, "virtual_features must be a whole number of at least 0, got nan"),
-        ({"virtual_features": 4}, r"virtual_features must be 0 or at least one a class \(5\), got 4"),
+        ({"virtual_features": 4}, r"virtual_features must be 0 or at least one for each class \(5\), got 4"),
         ({"server_lr": 0.0}, "server_lr must be a finite number above 0, got 0.0"),
         ({"server_lr": float("nan")}, "server_lr must be a finite number above 0, got nan"),
         ({"server_lr": float("inf")}, "server_lr must be a finite number above 0, got inf"),

@@ -109,7 +109,7 @@ def test_other_normalization_travels():
 
 
 def test_without_batch_normalization_it_is_fedavg_and_says_so():
-    with pytest.warns(UserWarning, match="Sequential has no batch normalization: FedBN is FedAvg then"):
+    with pytest.warns(UserWarning, match="Sequential has no batch normalization: FedBN equals FedAvg"):
         own = run(partial(FedBN, lr=LR, epochs=1), encoder=tiny_encoder)
     average = run(partial(FedAvg, lr=LR, epochs=1), encoder=tiny_encoder)
     assert_same(dict(own.client_model(0).state_dict()), dict(average.client_model(0).state_dict()))

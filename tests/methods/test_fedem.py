@@ -184,7 +184,8 @@ def test_components_that_would_stay_equal_are_refused():
         client.configure_aggregator(CLIENTS)
     client.get_submodule("head_1").load_state_dict(client.head.state_dict())
     with pytest.raises(
-        ConfigurationError, match=r"component 2 of FedEM would begin as the first one.*reset_parameters"
+        ConfigurationError,
+        match=r"component 2 of FedEM would begin with the weights of the first one.*reset_parameters",
     ):
         client.configure_aggregator(CLIENTS)
     assert FedEM(Fixed(), CLASSES, components=1).configure_aggregator(CLIENTS)

@@ -275,7 +275,7 @@ def test_what_needs_a_target_network_or_convolutions_is_refused():
         ),
         (
             {"update_target": "global", "objective": partial(SMALL_BYOL, keep_target=False)},
-            "update_target='global' needs a target network that is the client's own, and BYOL keeps none",
+            "update_target='global' needs a target network that stays on the client, and BYOL keeps none",
         ),
         ({"divergence": "published"}, "is measured on convolutions, and the encoder has none"),
     ):

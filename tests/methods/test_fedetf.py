@@ -200,7 +200,7 @@ def test_what_travels():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 4}, "a width of at least one for each, got width 4 and 5 classes: leave width out"),
+        ({"width": 4}, "a width of at least the number of classes, got width 4 and 5 classes: leave width out"),
         ({"scale": 0.0}, r"scale \(beta\) must be a finite number above 0"),
         ({"floor": -1}, "floor must be a finite number of at least 0"),
         (

@@ -151,7 +151,7 @@ def test_clients_that_store_fewer_than_k_are_told_of_once():
             run(partial(FIT, **options), 2)
         told = [str(warning.message) for warning in said if "KNNPer" in str(warning.message)]
         assert len(told) == 1
-        assert f"{expected}{stored[least]}), and all that a client stores count" in told[0]
+        assert f"{expected}{stored[least]}), so all their samples count" in told[0]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="KNNPer")
         run(partial(FIT, k=min(sizes)), 1)

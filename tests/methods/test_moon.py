@@ -227,7 +227,7 @@ class Recurrent(nn.Module):
         (tiny_encoder((6,)), {"mu": -1.0}, ValueError, "mu must be a finite number of at least 0"),
         (tiny_encoder((6,)), {"temperature": 0.0}, ValueError, r"temperature \(tau\) must be a finite number above 0"),
         (tiny_encoder((6,)), {"projection": 0}, ValueError, "projection must be at least 1"),
-        (Recurrent(), {}, ConfigurationError, "the recurrent layer GRU, of which no frozen copy can be made"),
+        (Recurrent(), {}, ConfigurationError, "the recurrent layer GRU, which cannot be copied and frozen"),
     ],
 )
 def test_bad_arguments_are_refused(encoder, options, error, message):

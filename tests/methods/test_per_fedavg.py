@@ -189,7 +189,7 @@ def test_small_batches_are_left_out_and_small_clients_refused():
 
 
 def test_a_difference_of_gradients_takes_neither_dropout_nor_half_precision():
-    with pytest.raises(ConfigurationError, match=r'has dropout, .* use order="exact" or "FO"'):
+    with pytest.raises(ConfigurationError, match=r'dropout in the encoder .* use order="exact" or "FO"'):
         PerFedAvg(dropout_encoder((6,)), 5, order="HF")
     PerFedAvg(dropout_encoder((6,)), 5, order="exact")
     with pytest.raises(ConfigurationError, match="precision='bf16-mixed' rounds it away: use order"):

@@ -27,7 +27,7 @@ def test_its_size_is_logged_before_it_is_built(monkeypatch):
     said, built = order
     assert built == "built"
     number = sum(p.numel() for p in server.learner.network.parameters())
-    assert said.startswith("The hypernetwork of ")
+    assert said.startswith("The hypernetwork that generates ")
     assert f" has {number:,} parameters" in said
 
 

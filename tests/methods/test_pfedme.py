@@ -158,7 +158,7 @@ def test_own_normalization_weights_of_w_are_refused():
         network.out_features = 4
         return network
 
-    with pytest.raises(ConfigurationError, match=r'batch_norm="own": .* take "own_statistics"'):
+    with pytest.raises(ConfigurationError, match=r'batch_norm="own": .* use "own_statistics"'):
         PFedMe(encoder((6,)), 5, batch_norm="own")
     PFedMe(encoder((6,)), 5, batch_norm="own_statistics")
     PFedMe(tiny_encoder((6,)), 5, batch_norm="own")  # which has none
@@ -170,8 +170,8 @@ def test_own_normalization_weights_of_w_are_refused():
         ({"lam": -1.0}, "lam"),
         ({"inner_steps": 0}, "inner_steps must be at least 1"),
         ({"inner_lr": -0.1}, "inner_lr"),
-        ({"lam": 20.0, "inner_lr": 0.1}, r"inner_lr \* lam is 2, .* take an inner_lr below 0.1, 1 / lam = 0.05 say"),
-        ({"lam": 10.0, "lr": 0.2}, r"lr \* lam is 2, .* take an lr below 0.2, or of at most 1 / lam = 0.1"),
+        ({"lam": 20.0, "inner_lr": 0.1}, r"inner_lr \* lam is 2, .* use an inner_lr below 0.1, such as 1 / lam = 0.05"),
+        ({"lam": 10.0, "lr": 0.2}, r"lr \* lam is 2, .* use an lr below 0.2, or at most 1 / lam = 0.1"),
         ({"inner_weight_decay": -1.0}, "inner_weight_decay"),
         ({"beta": -0.5}, "beta must be a finite number of at least 0"),
     ],

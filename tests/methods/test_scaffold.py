@@ -209,7 +209,9 @@ def test_bad_arguments_are_refused(options, error, message):
 
 def test_clipped_steps_are_no_mean_of_gradients():
     clips = SequentialEngine(gradient_clip_val=0.5)
-    with pytest.raises(ConfigurationError, match=r"gradient_clip_val=0.5\): clip none, or use control=\"gradient\""):
+    with pytest.raises(
+        ConfigurationError, match=r"gradient_clip_val=0.5\): leave clipping out, or use control=\"gradient\""
+    ):
         run(METHOD, 1, engine=clips)
     federation = run(partial(METHOD, control="gradient"), 2, cohorts=COHORTS, engine=clips)
     assert_same(federation.server.control.as_state(), mean_control(federation, range(CLIENTS)), 1e-6)
@@ -281,7 +283,9 @@ TWICE = (Phase(epochs=1), Phase("again", epochs=1))
 
 def test_steps_of_several_phases_are_no_mean_of_gradients():
     """The second would begin without momentum."""
-    with pytest.raises(ConfigurationError, match=r"one phase, whose momentum goes on.*has 2.*use control=\"gradient\""):
+    with pytest.raises(
+        ConfigurationError, match=r"one phase, whose momentum continues.*has 2.*use control=\"gradient\""
+    ):
         run(partial(OwnPhases, own=TWICE, lr=0.05), 1)
     run(partial(OwnPhases, own=TWICE, lr=0.05, control="gradient"), 1)
 

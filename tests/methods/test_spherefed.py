@@ -224,7 +224,7 @@ def test_novel_clients_get_the_calibrated_classifier():
 
 def test_a_projection_makes_room_for_the_classes():
     with pytest.raises(
-        ConfigurationError, match=r"got 4 features and 5 classes: take a wider encoder, or projection=5"
+        ConfigurationError, match=r"got 4 features and 5 classes: use a wider encoder, or set projection=5"
     ):
         SphereFed(tiny_encoder((INPUTS,)), CLASSES)
     client = SphereFed(tiny_encoder((INPUTS,)), CLASSES, projection=6)
@@ -237,9 +237,9 @@ def test_a_projection_makes_room_for_the_classes():
 
 def test_a_calibration_needs_to_know_the_last_round():
     client = SphereFed(wide_encoder((INPUTS,)), CLASSES, calibrate=True)
-    with pytest.raises(ConfigurationError, match="the last of which calibrates: give the Trainer max_epochs"):
+    with pytest.raises(ConfigurationError, match="the last of which calibrates: set the Trainer's max_epochs"):
         client.before_fit(FitContext(0, 0, FitData(part=None, batch_size=4)))
-    with pytest.raises(ConfigurationError, match='goes with eval_model="aggregated"'):
+    with pytest.raises(ConfigurationError, match='needs eval_model="aggregated"'):
         SphereFed(wide_encoder((INPUTS,)), CLASSES, calibrate=True, eval_model="trained")
     with pytest.raises(ValueError, match="projection must be at least 1"):
         SphereFed(wide_encoder((INPUTS,)), CLASSES, projection=0)

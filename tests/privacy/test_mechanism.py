@@ -128,7 +128,7 @@ def test_a_membership_inference_attack_weakens_with_epsilon():
         ({"delta": 1.5}, "delta must be between 0 and 1"),
         ({"quantile": 2.0}, "quantile must be between 0 and 1"),
         ({"accountant": "moments"}, "accountant must be"),
-        ({"stop": True}, "give max_epsilon, too"),
+        ({"stop": True}, "set max_epsilon, too"),
     ],
 )
 def test_options_are_checked(options, message):

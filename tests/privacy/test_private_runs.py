@@ -156,7 +156,7 @@ def test_a_run_may_stop_before_its_budget_is_exceeded(tmp_path):
 
 
 def test_a_first_round_beyond_the_budget_is_refused():
-    with pytest.raises(ConfigurationError, match="a round more would exceed max_epsilon"):
+    with pytest.raises(ConfigurationError, match="one more round would exceed max_epsilon"):
         private(2, privacy=ClientPrivacy(0.3, max_epsilon=0.1, stop=True))
 
 
@@ -176,7 +176,7 @@ def test_a_first_round_beyond_the_budget_is_refused():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_cannot_be_bounded_is_named(method, field):
-    with pytest.raises(ConfigurationError, match=f"{method.__name__} takes no privacy: .*{field}"):
+    with pytest.raises(ConfigurationError, match=f"{method.__name__} does not support privacy: .*{field}"):
         private(1, partial(method, epochs=1))
 
 
@@ -189,7 +189,7 @@ def test_running_statistics_are_refused():
     ("loop", "message"),
     [
         (GivenCohorts([0]), "GivenCohorts.sample_cohort chooses the clients of a round"),
-        (FederatedLoop(0.5, min_clients=2), "min_clients is 2, and with privacy a round counts"),
+        (FederatedLoop(0.5, min_clients=2), "min_clients is 2, but with privacy a round counts"),
     ],
 )
 def test_what_would_make_the_accounts_wrong_is_refused(loop, message):

@@ -58,11 +58,11 @@ def foreign_pickle(path):
 
 DAMAGE = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-1000]), "is truncated or damaged, or no checkp"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-1000]), "is truncated or damaged, or not a checkp"),
     "one bit": (flip, "is damaged: the checksum of its part"),
-    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n" * 1000), "or no checkpoint"),
-    "another archive": (lambda path: zipfile.ZipFile(path, "w").writestr("x", "y"), "no checkpoint|cannot be read"),
-    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "is no checkpoint of Lightning"),
+    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n" * 1000), "or not a checkpoint"),
+    "another archive": (lambda path: zipfile.ZipFile(path, "w").writestr("x", "y"), "not a checkpoint|cannot be read"),
+    "a tensor": (lambda path: torch.save(torch.zeros(3), path), "is not a checkpoint of Lightning"),
     "objects": (foreign_pickle, "holds an object of random.Random, which is not loaded with weights_only=True"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
 }

@@ -77,7 +77,7 @@ def test_it_is_named_with_its_distance_the_median_and_the_remedy():
     assert said[0].startswith("left out of the aggregation: client 4, round 2: weights.encoder.0.weight lies 5.48e+06 ")
     assert "from what the server sent, and the median of the updates is 0.0" in said[0]
     assert "look at this client's data" in said[0]
-    assert "FederatedLoop(max_update_ratio=None) takes updates of more than 1000 times the median" in said[0]
+    assert "FederatedLoop(max_update_ratio=None) accepts updates of more than 1000 times the median" in said[0]
 
 
 def test_statistics_without_a_counterpart_are_compared_by_their_norms():

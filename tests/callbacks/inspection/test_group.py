@@ -39,7 +39,7 @@ ENGINES = {
     "RayEngine": lambda patch: fake_ray_engine(patch, 2)[0],
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 
 def quick(**options):

@@ -42,7 +42,7 @@ def modules(train, **options):
     ("kind", "last", "message"),
     [
         (TensorDataset, 500, "labels go up to 500, and 498 of the 501 classes from 0 have no item"),
-        (Named, 2, "the data set names 2 classes, and has an item of class 2"),
+        (Named, 2, "the data set names 2 classes, but has an item of class 2"),
     ],
 )
 def test_a_label_far_from_the_others_is_refused(kind, last, message):

@@ -40,7 +40,7 @@ def test_test_samples_of_the_same_users(tmp_path):
     ("user", "message"),
     [
         ({"x": [[1.0]], "y": [0, 1]}, "1 inputs, and 2 classes"),
-        ({"x": [["text"]], "y": [0]}, "of user 'b', is not as LEAF writes it.*could not convert"),
+        ({"x": [["text"]], "y": [0]}, "of user 'b', is not in LEAF's format.*could not convert"),
         ({"x": [[1.0, 2.0]], "y": [0]}, r"inputs of shape \(2,\), and others of \(1,\)"),
         ({"x": [[1.0]], "y": [0.5]}, "classes from 0"),
         ({"x": [[1.0]]}, "KeyError: 'y'"),
@@ -54,5 +54,5 @@ def test_other_files_are_refused(tmp_path, user, message):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no data of LEAF"):
+    with pytest.raises(FileNotFoundError, match="no LEAF data"):
         FromLEAF(str(tmp_path))

@@ -288,10 +288,10 @@ ONE = DataLoader(tensors())
         (Several(loaders=[1, 2]), "gives a list, expected a DataLoader, or a list, a dictionary or a CombinedLoader"),
         (Several(loaders=range(3)), "gives a range, expected a DataLoader"),
         (Several(loaders={"a": ONE, "b": None}), "gives a NoneType, expected a DataLoader"),
-        (Several(loaders=DataLoader(Streamed())), "over a Streamed, which cannot be indexed"),
+        (Several(loaders=DataLoader(Streamed())), "loads a Streamed, which cannot be indexed"),
         (
             Several(loaders=DataLoader(tensors(), sampler=[(0, 1), (2, 3)])),
-            "has a list, which gives tuples in the place of numbers of items: .* a list of loaders, one a client",
+            "has a list, which gives tuples instead of item indices: .* a list of loaders, one for each client",
         ),
     ],
 )

@@ -37,9 +37,7 @@ PICTURES = {
 def test_pictures_of_bytes_have_their_channels_first(kind):
     pixels = np.zeros((8, 9, 1 if kind == "gray" else 3), dtype=np.uint8)
     given = torch.from_numpy(pixels) if kind == "tensor" else pixels
-    with pytest.raises(
-        ValueError, match=r"item 0 of the training set has the shape \(8, 9, [13]\).*channels stand last"
-    ):
+    with pytest.raises(ValueError, match=r"item 0 of the training set has the shape \(8, 9, [13]\).*channels last"):
         read_dataset([(given, 0)], "training set")
     for other in (pixels.transpose(2, 0, 1), pixels.astype(np.float32), pixels[:3]):  # a picture, no bytes, not clear
         inputs, _ = read_dataset([(other, 0)], "training set")

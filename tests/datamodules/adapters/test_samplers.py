@@ -224,7 +224,7 @@ class Endless(Sampler):
 def test_a_sampler_without_an_end_is_refused(kind, monkeypatch):
     monkeypatch.setattr(samplers, "MAX_PLACES", 100)
     split = ready(DataLoader(ITEMS, **kind)).client_data(0).train
-    with pytest.raises(ValueError, match=r"over 40 items has given 400 of them and goes on.*list of loaders"):
+    with pytest.raises(ValueError, match=r"over 40 items has given 400 of them and does not stop.*list of loaders"):
         passes(split)
 
 
@@ -277,7 +277,7 @@ class Doubling(DataLoader):
 
 
 def test_a_loader_with_a_pass_of_its_own():
-    with pytest.warns(UserWarning, match="Doubling has an __iter__ of its own, which is not called"):
+    with pytest.warns(UserWarning, match="Doubling has its own __iter__, which is not called"):
         split = ready(Doubling(ITEMS, 4)).client_data(0).train
     assert sorted(flat(passes(split)[0])) == sorted(split.indices.tolist())
     alone = FromSilos([Doubling(ITEMS, 4)])
@@ -286,7 +286,7 @@ def test_a_loader_with_a_pass_of_its_own():
 
 
 def test_a_batch_sampler_gives_a_client_its_own_items_of_each_batch():
-    with pytest.warns(UserWarning, match="of each batch of the Buckets a client gets its own items"):
+    with pytest.warns(UserWarning, match="from each batch of the Buckets a client gets only its own items"):
         data = ready(DataLoader(ITEMS, batch_sampler=Buckets()))
     state = random.getstate()
     for client in range(4):

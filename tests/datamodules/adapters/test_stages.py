@@ -53,7 +53,7 @@ def test_a_further_fit_of_a_grown_data_module_warns():
         warnings.filterwarnings("error", ".*training items now")
         fit(loop, module, data)
     data.number = 60
-    with pytest.warns(UserWarning, match=f"Growing {SAYS}.*another instance"):
+    with pytest.warns(UserWarning, match=f"Growing {SAYS}.*new instance"):
         fit(loop, module, data)
     assert data.items is own  # which the clients have
     assert len(loop.data.client_data(0).train) == 20

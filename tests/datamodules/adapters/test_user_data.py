@@ -243,7 +243,7 @@ def test_several_loaders_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.zeros(3, 2), torch.zeros(2).long(), ("a",)), "one class a sample"),
+        ((torch.zeros(3, 2), torch.zeros(2).long(), ("a",)), "one class for each sample"),
         ((torch.zeros(3, 2), torch.zeros(3), ("a",)), "must be int64"),
         ((torch.zeros(1, 2), torch.ones(1).long(), ("a",)), "from 0 to 0, got 1 to 1"),
         ((torch.zeros(1, 2), torch.zeros(1).long(), ("a",), torch.zeros(1, 2)), "given together"),
@@ -258,10 +258,10 @@ def test_samples_that_do_not_fit_together_are_refused(arguments, message):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (torch.zeros(3), r"must be int64, .* got torch\.float32 .*; numbers to predict, .* need a LightningModule"),
+        (torch.zeros(3), r"must be int64, .* got torch\.float32 .*; regression, .* needs your own LightningModule"),
         (
             torch.zeros(3, 2).long(),
-            r"one class a sample, got torch\.int64 of shape \(3, 2\) for 3 inputs; numbers to predict, or several",
+            r"one class for each sample, got torch\.int64 of shape \(3, 2\) for 3 inputs; regression, or several",
         ),
     ],
     ids=["numbers", "several labels"],
@@ -272,7 +272,7 @@ def test_samples_that_are_not_of_one_class_each_name_the_way(targets, message):
 
 
 def test_arrays_in_the_place_of_tensors():
-    with pytest.raises(ValueError, match=r"training targets must be a tensor, got a ndarray: give torch\.as_tensor"):
+    with pytest.raises(ValueError, match=r"training targets must be a tensor, got a ndarray: pass torch\.as_tensor"):
         Samples(torch.zeros(3, 2), np.zeros(3, dtype=np.int64), ("a",))
     with pytest.raises(ValueError, match=r"training inputs must be a tensor, got a ndarray"):
         Samples(np.zeros((3, 2)), torch.zeros(3).long(), ("a",))

@@ -231,12 +231,18 @@ def test_settings_at_their_bounds_change_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RandomResizedCrop((0.0, 1.0)), "scale must be two rising shares"),
-        (lambda: RandomResizedCrop((0.5, 1.1)), "scale must be two rising shares"),
-        (lambda: RandomResizedCrop((NAN, 1.0)), r"scale must be two rising shares .*, got \(nan, 1.0\)"),
-        (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio must be two rising finite values"),
-        (lambda: RandomResizedCrop(ratio=(1.0, INF)), r"ratio must be two rising finite values .*, got \(1.0, inf\)"),
-        (lambda: RandomResizedCrop(ratio=(NAN, 1.0)), r"ratio must be two rising finite values .*, got \(nan, 1.0\)"),
+        (lambda: RandomResizedCrop((0.0, 1.0)), "scale must be two increasing shares"),
+        (lambda: RandomResizedCrop((0.5, 1.1)), "scale must be two increasing shares"),
+        (lambda: RandomResizedCrop((NAN, 1.0)), r"scale must be two increasing shares .*, got \(nan, 1.0\)"),
+        (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio must be two increasing finite values"),
+        (
+            lambda: RandomResizedCrop(ratio=(1.0, INF)),
+            r"ratio must be two increasing finite values .*, got \(1.0, inf\)",
+        ),
+        (
+            lambda: RandomResizedCrop(ratio=(NAN, 1.0)),
+            r"ratio must be two increasing finite values .*, got \(nan, 1.0\)",
+        ),
         (lambda: RandomCrop(-1), "padding must be at least 0, got -1"),
         (lambda: RandomCrop(2.5), "padding must be a whole number of at least 0, got 2.5"),
         (lambda: RandomCrop(NAN), "padding must be a whole number of at least 0, got nan"),

@@ -143,7 +143,7 @@ def test_the_fingerprint_is_cheap_for_many_clients():
         (None, "Own.partition gave a NoneType, expected 2 index lists, one per client"),
         ([[0]], "Own.partition gave 1 index lists, expected 2 index lists, one per client"),
         ([[0], [1], [2]], "Own.partition gave 3 index lists, expected 2 index lists, one per client"),
-        ([[0], [1.0]], r"client 1 got no index list: float64 of shape \(1,\) in the place of a list of whole numbers"),
+        ([[0], [1.0]], r"client 1 got no index list: float64 of shape \(1,\) instead of a list of whole numbers"),
         ([[True, False], [1]], r"client 0 got no index list: bool of shape \(2,\)"),
         ([[0], 3], r"client 1 got no index list: int64 of shape \(\)"),
         ([[0], [[1], [2, 3]]], "client 1 got no index list: "),

@@ -144,7 +144,9 @@ def test_public_images_of_another_size_are_refused(tmp_path):
 def test_a_folder_for_clients_without_such_images_is_refused(tmp_path, inputs):
     write_images(tmp_path / "some", side=8)
     samples = Samples(inputs, torch.zeros(6, dtype=torch.int64), ("a",))
-    said = "public images in .*some' need clients' samples .* one or three channels.*give 'public' a number of training"
+    said = (
+        "public images in .*some' need clients' samples .* one or three channels.*set 'public' to a number of training"
+    )
     with pytest.raises(ValueError, match=said):
         with_public(samples, tmp_path / "some", seed=0)
 
@@ -160,7 +162,10 @@ def test_public_samples_of_another_shape_are_refused():
     [
         (torch.tensor([0, 5]), "public targets .*5"),
         (torch.tensor([0, -1]), "public targets .*-1"),
-        (torch.tensor([0]), r"public targets must be int64, one class a sample, got torch.int64 of shape \(1,\) for 2"),
+        (
+            torch.tensor([0]),
+            r"public targets must be int64, one class for each sample, got torch.int64 of shape \(1,\) for 2",
+        ),
         (torch.tensor([0.0, 1.0]), r"public targets must be int64, .*got torch\.float32"),
     ],
     ids=["a class more", "none", "too few", "no integers"],

@@ -40,7 +40,7 @@ def test_own_test_folders(tmp_path, caplog):
     assert [data.client_data(k).train.targets.tolist() for k in range(2)] == [[0] * 6, [0] * 6 + [1] * 6]
     assert [data.client_data(k).test.targets.tolist() for k in range(2)] == [[0] * 6, [1] * 6 + [2] * 6]
     assert data.client_data(1).test.raw_inputs[0, 1].unique().tolist() == [len("b/test/y")]
-    assert "client b has test images of 'z', of which no client has training images" in caplog.text
+    assert "client b has test images of 'z', for which no client has training images" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_own_test_folders(tmp_path, caplog):
         (["a/x", "b/x"], "notes.txt", "notes.txt is a file where a folder"),
         (["a/x", "b/x"], "b/1.png", "1.png is a file where a folder"),
         (["a/train/x", "b/x"], None, "differ in layout: a has"),
-        (["a/train/x", "b/train/x", "b/x"], None, "has 'x' beside 'train'"),
+        (["a/train/x", "b/train/x", "b/x"], None, "has 'x' next to 'train'"),
     ],
 )
 def test_other_layouts_are_refused(tmp_path, folders, file, message):

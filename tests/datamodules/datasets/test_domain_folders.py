@@ -207,7 +207,7 @@ def test_other_rules_divide_all_images_whatever_their_domain(folder, tmp_path, r
 
 def test_samples_check_their_domains():
     inputs, targets = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"one int64 a sample, 3 in all, .*got tensor\(\[0, 0\]\)"):
+    with pytest.raises(ValueError, match=r"int64, one for each of 3 samples, .*got tensor\(\[0, 0\]\)"):
         Samples(inputs, targets, ("a",), train_domains=targets[:2], domain_names=("d",))
     with pytest.raises(ValueError, match=r"below the number of domain_names, 0, got tensor\(\[0, 0, 0\]\)"):
         Samples(inputs, targets, ("a",), train_domains=targets)

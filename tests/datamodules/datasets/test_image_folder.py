@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_no_half_cache(folder, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.warns(UserWarning, match=r"cannot keep the decoded images in .*No space left"):
+    with pytest.warns(UserWarning, match=r"cannot store the decoded images in .*No space left"):
         make(folder, tmp_path).load()
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -194,7 +194,7 @@ def test_a_broken_link_is_named(folder, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="cannot keep the decoded images"):
+    with pytest.warns(UserWarning, match="cannot store the decoded images"):
         assert len(make(folder, tmp_path).load().train_targets) == 10
 
 
@@ -235,7 +235,7 @@ def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="a folder 'test' but no folder 'train'"):
         make(tmp_path / "half", tmp_path).load()
     write_image(folder / "test" / "dog" / "0.png", 0)
-    with pytest.raises(ValueError, match=r"differ in classes: \['dog'\] in .*test alone; remove .*test/dog, or"):
+    with pytest.raises(ValueError, match=r"differ in classes: \['dog'\] only in .*test; remove .*test/dog, or"):
         make(folder, tmp_path).load()
     (folder / "train" / "dog").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no images in the class folder .*dog"):
@@ -250,7 +250,7 @@ def test_what_is_wrong_with_a_folder_is_named(folder, tmp_path):
 def test_folders_below_a_class_are_told(folder, tmp_path):
     (folder / "train" / "cat" / "more").mkdir()
     write_image(folder / "train" / "cat" / "more" / "0.png", 0)
-    with pytest.warns(UserWarning, match=r"class folder .*cat has folders of its own, which are not read: more\. Move"):
+    with pytest.warns(UserWarning, match=r"class folder .*cat has subfolders, which are not read: more\. Move"):
         assert len(make(folder, tmp_path).load().train_inputs) == 10
 
 

@@ -124,16 +124,16 @@ def test_categories_of_test_rows_alone_are_zeros_and_counted(tmp_path):
 
 def test_constant_columns_are_left_out_and_said(tmp_path):
     table = patients().assign(same=3.1, word="x", empty=np.nan)
-    with pytest.warns(UserWarning, match="the columns 'same', 'word', 'empty'"):
+    with pytest.warns(UserWarning, match="columns left out, .*: 'same', 'word', 'empty'"):
         data = ready(saved(tmp_path, table))
     assert data.input_shape == (5,)
-    with pytest.raises(ValueError, match="all columns are the same"):
+    with pytest.raises(ValueError, match="every column is constant"):
         ready(saved(tmp_path, table), features=["same", "word"])
 
 
 def test_row_numbers_that_pandas_has_written_are_no_feature(tmp_path):
     patients().to_csv(tmp_path / "t.csv")
-    with pytest.warns(UserWarning, match="first column .* has no name, and is left out"):
+    with pytest.warns(UserWarning, match="first column .* has no name and is left out"):
         assert "Unnamed: 0" not in ready(str(tmp_path / "t.csv")).encoding.feature_names
 
 
@@ -172,7 +172,7 @@ def test_other_rows_become_inputs_of_the_model(tmp_path):
     data = ready(saved(tmp_path, table))
     assert torch.equal(data.inputs_of(table.iloc[5:9]), data.client_data(0).train._inputs[5:9])
     assert torch.equal(data.inputs_of(data.path), data.client_data(0).train._inputs)
-    with pytest.raises(ValueError, match=r"the column 'age' has .* in the place of numbers"):
+    with pytest.raises(ValueError, match=r"the column 'age' has .* instead of numbers"):
         data.inputs_of(table.assign(age="old"))
 
 
@@ -189,16 +189,16 @@ def test_public_samples_are_encoded(tmp_path):
         ({}, {"features": ["age", "wards"]}, "features: .*has no column 'wards'"),
         ({}, {"categorical": ["codes"]}, "categorical: .*has no column 'codes'"),
         ({}, {"features": "age"}, "features must be a list of different columns, got 'age'"),
-        ({}, {"features": ["age", "state"]}, "'state' is target or client"),
-        ({}, {"client": "state"}, "'state' is target or client"),
-        ({"site": ["Lyon"] * 119 + [None]}, {}, "says of 1 rows not whose they are, the first is row 120"),
+        ({}, {"features": ["age", "state"]}, "'state' is the target or client"),
+        ({}, {"client": "state"}, "'state' is the target or client"),
+        ({"site": ["Lyon"] * 119 + [None]}, {}, "names no client in 1 rows, the first is row 120"),
         ({"site": "Lyon"}, {}, "'site' .*has 1 different values"),
         ({"site": [f"p{n}" for n in range(120)]}, {}, "'site' .*has 120 different values in 120 rows"),
         ({"state": ["ill", None] * 60}, {}, r"'state' is missing in 60 rows .*row 2, of client \d \("),
         ({"state": np.linspace(0, 1, 120)}, {}, "'state' has 120 different values in 120 rows, 0.0 to 1.0.*federate"),
         ({"state": np.arange(120)}, {}, "'state' has 120 different values"),
         ({"state": "ill"}, {}, "'state' has 1 different values"),
-        ({"age": ["61"] * 118 + ["61,5", "?"]}, {}, "'age' has numbers, but for 2 cells, such as '61,5' in row 119"),
+        ({"age": ["61"] * 118 + ["61,5", "?"]}, {}, "'age' has numbers, except in 2 cells, such as '61,5' in row 119"),
         ({"ward": [f"note {n}" for n in range(120)]}, {}, "'ward' has 120 different entries"),
         ({"age": [1.0, np.inf] * 60}, {}, "'age' has 60 infinite numbers, the first in row 2"),
     ],

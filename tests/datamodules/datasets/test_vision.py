@@ -122,7 +122,7 @@ def test_damaged_files_are_named(tmp_path, file, alter):
     folder = tmp_path / "FashionMNIST" / "raw"
     write_mnist(folder, {"train": FILES[:2], "test": FILES[2:]}, {"train": 20, "test": 10}, np.arange(10))
     (folder / file).write_bytes(alter((folder / file).read_bytes()))
-    with pytest.raises(ValueError, match=r"damaged FashionMNIST under .*Get it once with.*without a damaged copy"):
+    with pytest.raises(ValueError, match=r"damaged FashionMNIST under .*Download it once with.*remove a damaged copy"):
         FashionMNIST(IID(2), root=str(tmp_path)).load()
 
 

@@ -37,7 +37,7 @@ def test_what_is_written_fits_its_checksum(path):
 
 def test_a_file_of_another_data_set(path, tmp_path):
     assert len(FromFile(str(path)).partition(np.zeros(6, int))) == 2
-    with pytest.raises(PartitionError, match=r"divides a data set of 6 samples, this one has 7: give the file of this"):
+    with pytest.raises(PartitionError, match=r"divides a data set of 6 samples, this one has 7: use the file of this"):
         FromFile(str(path)).partition(np.zeros(7, int))
     data = Digits(IID(3))
     data.setup()
@@ -115,7 +115,7 @@ def test_files_of_something_else(tmp_path):
 @pytest.mark.parametrize("train", [[[2**63]], [[2**64]], [[1e300]]])
 def test_numbers_that_no_index_can_be(tmp_path, train):
     (tmp_path / "a.json").write_text(json.dumps({"train": train}))
-    with pytest.raises(PartitionError, match=r"one that no sample has|in the place of a list of whole numbers"):
+    with pytest.raises(PartitionError, match=r"an index that no sample has|instead of a list of whole numbers"):
         FromFile(str(tmp_path / "a.json"))
 
 

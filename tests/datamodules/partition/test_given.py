@@ -71,7 +71,7 @@ def test_whose_items_are():
     for wrong in ([0.5, 1], [True, False], [0, "a"], [None, 1]):
         with pytest.raises(ValueError, match="whole numbers, or strings"):
             clients_of(wrong)
-    with pytest.raises(ValueError, match="all 2 items are of one client"):
+    with pytest.raises(ValueError, match="all 2 items belong to one client"):
         clients_of([4, 4])
 
 

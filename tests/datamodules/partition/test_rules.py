@@ -214,9 +214,9 @@ def test_a_class_without_samples_is_nobodys(rule):
         (lambda: DirichletOverClients(2, alpha=0), "alpha must be a finite number above 0"),
         (lambda: DirichletOverClients(2, min_samples=0), "min_samples"),
         (lambda: Quantity(IID(2), ()), "sizes"),
-        (lambda: IID(2).partition(np.zeros((2, 2), int)), "in the place of a list"),
+        (lambda: IID(2).partition(np.zeros((2, 2), int)), "instead of a list"),
         (lambda: IID(2).partition(np.zeros(4)), "whole numbers"),
-        (lambda: IID(2).partition(np.array([-1, 0])), "classes from 0, one a sample"),
+        (lambda: IID(2).partition(np.array([-1, 0])), "classes from 0, one per sample"),
     ],
 )
 def test_arguments_out_of_range_are_refused(make, message):

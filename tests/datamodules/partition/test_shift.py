@@ -207,7 +207,7 @@ def test_a_file_brings_the_views_back(tmp_path, ending, published):
         ({"rotations": 3}, "is not a partition"),
         ({"label_maps": [[0, 1], [0, 0]]}, "every class from 0 to 1 once"),
         ({"label_maps": [0, 1]}, "is not a partition"),
-        ({"label_maps": [[1, 0]], "rotations": [0, 0]}, "'label_maps' is of 1 clients"),
+        ({"label_maps": [[1, 0]], "rotations": [0, 0]}, "'label_maps' has 1 clients"),
     ],
 )
 def test_bad_views_in_a_file_are_refused(tmp_path, content, message):

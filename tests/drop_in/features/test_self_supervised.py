@@ -406,5 +406,5 @@ def test_two_views_of_several_loaders_are_refused():
         def train_dataloader(self):
             return {"one": super().train_dataloader(), "other": super().train_dataloader()}
 
-    with pytest.raises(ValueError, match="two views of each item are read by one training loader"):
+    with pytest.raises(ValueError, match="two views of each item need one training loader"):
         run_project(PFLSSL, module=Net(), data=Two(), objective=OBJECTIVE, num_clients=2, partition=None, head="fc")

@@ -316,5 +316,5 @@ def test_a_copied_or_pickled_federation_says_that_it_has_no_data():
     federation, _ = run_project(FedAvg, module=Counting(), data=Data(drop_last=True))
     for other in (copy.deepcopy(federation), pickle.loads(pickle.dumps(federation))):
         assert torch.equal(other.global_model().fc.weight, federation.global_model().fc.weight)
-        with pytest.raises(ConfigurationError, match=r"belongs to no Trainer, .*ask the one that was fitted"):
+        with pytest.raises(ConfigurationError, match=r"has no Trainer, .*use the one that was fitted"):
             other.client_model(0)

@@ -25,7 +25,7 @@ from pfl_lightning.engines import FitEnvironment
 from pfl_lightning.methods import DualFed, FedAvg, FedBN, FedClassAvg, FedGH, FedPAC, FedProto, FedProx, FedRep
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 COHORTS = [[0, 2, 3], [1, 2]]  # of clients with 3, 5, 4, 4 and 2 batches, the last ones incomplete
 StepLR = torch.optim.lr_scheduler.StepLR

@@ -14,7 +14,7 @@ from pfl_lightning.methods import FedAvg, FedBABU, FedClassAvg, FedFomo, FedProt
 from pfl_lightning.metrics import EvalMetrics
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 
 @EVERY_METHOD

@@ -11,7 +11,7 @@ from pfl_lightning import SequentialEngine, VectorizedEngine
 from pfl_lightning.methods import DualFed, FedBABU, FedBN, LocalOnly
 
 # On encoders that have none.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN is FedAvg then")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no batch normalization. FedBN equals FedAvg")
 
 
 def convolution(input_shape):
