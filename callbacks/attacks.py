@@ -149,7 +149,7 @@ class Attack(L.Callback):
             self.lying = frozenset(clients[place] for place in places)
         if not self.lying < frozenset(clients):
             raise ConfigurationError(
-                f"liars are {sorted(self.lying)}, of the participating clients {clients}: some, not all"
+                f"liars are {sorted(self.lying)}, expected some, not all, of the participating clients {clients}"
             )
         if self.kind in ("label_flip", "backdoor"):
             target = self.target if self.kind == "backdoor" else None
@@ -158,7 +158,7 @@ class Attack(L.Callback):
             if not hasattr(data.client_data(0).train, "raw_inputs"):
                 raise ConfigurationError(
                     f"{self!r} changes samples and labels of the package's own data modules, got a "
-                    f"{type(data).__name__} whose batches are a project's own: use FromDatasets, or another attack"
+                    f"{type(data).__name__} whose batches are your own: use FromDatasets, or another attack"
                 )
             data.poison(Poison(self.lying, data.num_classes, target))
 

@@ -152,7 +152,7 @@ class ResultsWriter(L.Callback):
             self._lock = None if is_locked_here(folder) else RunLock(folder)  # the command line has locked its run
             for path in set_later_aside(folder, loop_of(trainer).rounds):
                 warnings.warn(
-                    f"{path} is an evaluation of a round that is played again; it is kept under this name", stacklevel=2
+                    f"{path} is an evaluation of a round that is run again; it is kept under this name", stacklevel=2
                 )
             trainer.datamodule.save_partition(str(folder / PARTITION))  # type: ignore[attr-defined]
 

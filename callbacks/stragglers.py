@@ -88,7 +88,7 @@ class Stragglers(L.Callback):
                 f"{federation.method_name} does not average models: use late='drop' or late='partial'"
             )
         if federation.privacy is not None:
-            raise ConfigurationError("Stragglers and privacy both say who counts in a round: use one of them")
+            raise ConfigurationError("Stragglers and privacy both decide who counts in a round: use one of them")
 
     def state_dict(self) -> dict[str, Any]:
         """The clock, and the updates on their way."""

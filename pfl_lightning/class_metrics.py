@@ -106,8 +106,8 @@ class ClassMetric:
                 found = (found if ranks else found[present]).mean()
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             raise ConfigurationError(
-                f"the metric {name} cannot judge class probabilities {tuple(probabilities.shape)} and labels "
-                f"{tuple(labels.shape)}: {error}. Choose one of classification over {probabilities.shape[1]} classes"
+                f"the metric {name} fails on class probabilities {tuple(probabilities.shape)} and labels "
+                f"{tuple(labels.shape)}: {error}. Use a classification metric over {probabilities.shape[1]} classes"
             ) from error
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise ConfigurationError(
@@ -144,7 +144,7 @@ def find_metrics(given: Sequence[Any], num_classes: int) -> dict[str, ClassMetri
 
 def _metric(given: Any, num_classes: int) -> tuple[str, ClassMetric]:
     if isinstance(given, str) and given in ("accuracy", "loss"):
-        raise ConfigurationError(f"metrics: {given!r} is measured in any case: leave it out")
+        raise ConfigurationError(f"metrics: {given!r} is always measured: leave it out")
     if isinstance(given, str) and given in NAMED_METRICS:
         kind, mean_of = NAMED_METRICS[given]
         average: dict[str, Any] = {"average": None} if mean_of else {}
@@ -155,7 +155,7 @@ def _metric(given: Any, num_classes: int) -> tuple[str, ClassMetric]:
             made = made(num_classes=num_classes)
         except Exception as error:
             raise ConfigurationError(
-                f"metrics: {made.__name__}(num_classes={num_classes}) failed: {error}. In Python, give a metric itself"
+                f"metrics: {made.__name__}(num_classes={num_classes}) failed: {error}. In Python, pass a metric itself"
             ) from error
     if not isinstance(made, Metric):
         raise ConfigurationError(

@@ -158,8 +158,8 @@ def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:
     found = tuple(getattr(type(data), "augmentations", ()))
     if not found or len(data.input_shape) != 3:
         raise ConfigurationError(
-            f"personalize.augment: {type(data).__name__} has no usual crops and flips, which images of the package's "
-            "own data modules have; a project's own transforms apply without it"
+            f"personalize.augment: {type(data).__name__} has no default crops and flips, which only the package's "
+            "own image data modules have; your own transforms apply without it"
         )
     return found
 

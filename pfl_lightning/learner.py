@@ -165,4 +165,4 @@ def warn_of_taken_back(what: str, round: int, remedy: str, stacklevel: int = 3) 
         remedy: What to do.
         stacklevel: Frames between the warning and the code that it names.
     """
-    warnings.warn(f"round {round + 1}: {what} became non-finite and stays as it was; {remedy}", stacklevel=stacklevel)
+    warnings.warn(f"round {round + 1}: {what} became non-finite and is not changed; {remedy}", stacklevel=stacklevel)

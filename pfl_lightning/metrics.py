@@ -184,12 +184,12 @@ def over_clients(
     new = [client for client in left_out if not shown_before("undefined", name, client)]
     if not known:
         if new:
-            warnings.warn(f"{name} is undefined (NaN) for all clients, and so is what is logged of it", stacklevel=3)
+            warnings.warn(f"{name} is undefined (NaN) for all clients, and so are its logged values", stacklevel=3)
         return {name: math.nan}
     if new:
         warnings.warn(
-            f"{name} is undefined (NaN) for {named_clients(new, names)}: what is logged is of the {len(known)} clients "
-            f"that have it, and {name}/clients says how many they are. Look at these clients' samples, or for weights "
+            f"{name} is undefined (NaN) for {named_clients(new, names)}: logged values are of the {len(known)} clients "
+            f"that have it, and {name}/clients is their number. Look at these clients' samples, or for weights "
             "that have become infinite",
             stacklevel=3,
         )

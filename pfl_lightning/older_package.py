@@ -78,7 +78,7 @@ def as_older(value: Any) -> None:
     own, other = (".".join(str(package.__version__).split(".")[:2]) for package in packages)
     if own != other:
         warnings.warn(
-            f"the project is of pytorch_lightning {other}, and lightning is {own}: rounds are counted in a part of "
+            f"the project uses pytorch_lightning {other}, but lightning is {own}: rounds are counted in a part of "
             f"the Trainer that may differ between them. Run pip install 'pytorch-lightning=={own}.*'",
             stacklevel=3,
         )

@@ -96,7 +96,7 @@ class Aggregator(nn.Module):
         if of is not None:
             of.aggregator_class = cls
         for former in FORMER_NAMES.keys() & vars(cls).keys():
-            raise ConfigurationError(f"{cls.__name__}.{former}: servers call it {FORMER_NAMES[former]} now")
+            raise ConfigurationError(f"{cls.__name__}.{former} is now called {FORMER_NAMES[former]}: rename it")
 
     def __init__(self, client: FederatedClient, num_clients: int) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ class Aggregator(nn.Module):
             self._at_start = UnsavedState(self, ignored, self._saved_stores())
         if type(update) is not self.update_class:
             update.refuse(
-                f"{type(self).__name__} takes a {self.update_class.__name__}, got a {type(update).__name__}; "
-                f"a server of such updates has update_class = {type(update).__name__}"
+                f"{type(self).__name__} expects a {self.update_class.__name__}, got a {type(update).__name__}; "
+                f"a server of such updates sets update_class = {type(update).__name__}"
             )
         count, name = update.num_samples, f"{type(update).__name__}.weights"
         if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= LARGEST:
@@ -202,8 +202,8 @@ class Aggregator(nn.Module):
         has_one = any(getattr(self, name, None) is not None for name in ("server_optimizer", "optimizer"))
         reason = "has one of its own" if has_one else "averages no weights, or steps by a formula of its own"
         raise ConfigurationError(
-            f"{type(client).__name__} takes no server_optimizer: its server {reason}. Methods whose server averages "
-            "what clients share take one, such as FedAvg, FedProx, SCAFFOLD, FedPer, FedRep, FedBN and Ditto "
+            f"{type(client).__name__} does not support server_optimizer: its server {reason}. Methods whose server "
+            "averages what clients share do, such as FedAvg, FedProx, SCAFFOLD, FedPer, FedRep, FedBN and Ditto "
             "(docs/methods/fedopt.md lists them)"
         )
 

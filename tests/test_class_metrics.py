@@ -106,7 +106,7 @@ def test_classes_paths_and_metrics_of_torchmetrics():
         (["torchmetrics.functional.accuracy"], "is not a metric of torchmetrics"),
         (["torchmetrics.classification.Nothing"], "is unknown"),
         (["f1", "f1"], "f1 is given twice"),
-        (["accuracy"], "measured in any case"),
+        (["accuracy"], "always measured"),
         (["torchmetrics.regression.MeanSquaredError"], r"MeanSquaredError\(num_classes=5\) failed"),
     ],
 )
@@ -119,7 +119,7 @@ def test_what_is_no_metric_is_refused(given, says):
     ("metric", "says"),
     [
         (MulticlassConfusionMatrix(CLASSES), r"values \(5, 5\) for a client, expected one number"),
-        (MulticlassAccuracy(3), r"cannot judge class probabilities \(4, 5\)"),
+        (MulticlassAccuracy(3), r"fails on class probabilities \(4, 5\)"),
     ],
 )
 def test_a_metric_that_does_not_fit_says_so(metric, says):

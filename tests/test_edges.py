@@ -111,7 +111,7 @@ def test_batch_normalization_cannot_train_on_one_sample(method, options, engine)
     ],
 )
 def test_options_of_the_trainer_on_gradients_are_sent_to_the_engine(options, engine):
-    with pytest.raises(ConfigurationError, match=rf"give it to the engine, Federation\(..., engine={engine}"):
+    with pytest.raises(ConfigurationError, match=rf"pass it to the engine, Federation\(..., engine={engine}"):
         run(FedAvg, **options)
 
 
@@ -121,5 +121,5 @@ def test_a_phase_that_trains_nothing_is_refused(engine):
         def phases(self):
             return (Phase("head", ("haed.*",)),)
 
-    with pytest.raises(ConfigurationError, match=r"'haed\.\*' fits no parameter"):
+    with pytest.raises(ConfigurationError, match=r"'haed\.\*' matches no parameter"):
         run(Misspelt, engine=engine())

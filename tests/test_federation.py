@@ -264,7 +264,7 @@ def test_encoders():
 
 def test_a_pattern_that_fits_nothing():
     with pytest.raises(
-        ConfigurationError, match=r"'body\.\*' fits no parameter or buffer; there are \['encoder.0.weight'"
+        ConfigurationError, match=r"'body\.\*' matches no parameter or buffer; there are \['encoder.0.weight'"
     ):
         run(type("Bad", (FedAvg,), {"shared": ("body.*",)}))
 

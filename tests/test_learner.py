@@ -88,9 +88,7 @@ def test_a_result_that_is_not_finite_is_taken_back_with_the_momentum():
     learner, twin = make(), make()
     for one in (learner, twin):
         one.learn(squares(one, 2), 0, "")
-    with pytest.warns(
-        UserWarning, match="round 5: the server's network became non-finite and stays as it was; be kind"
-    ):
+    with pytest.warns(UserWarning, match="round 5: the server's network became non-finite and is not changed; be kind"):
         assert not learner.learn([lambda: learner.network.weight.sum() * torch.inf], 4, "be kind")
     for one in (learner, twin):
         one.learn(squares(one, 1), 5, "")

@@ -58,7 +58,7 @@ def test_federate_takes_a_name():
         ("FedPacc", r"method 'FedPacc' cannot be found: give a name .*; did you mean 'FedPAC'\?"),
         ("no.such.Method", "cannot be found: .*No module named 'no'"),
         (".", "cannot be found"),
-        ("torch.nn.Linear", r"a class of pfl_lightning\.methods, .* or its name, .*; got str"),
+        ("torch.nn.Linear", r"a class of pfl_lightning\.methods, .*, or its name; got str"),
         (nn.Linear, "a class of .*; got .*Linear"),
         (partial(nn.Linear, 3), "a class of .*; got partial"),
         (None, "a class of .*; got NoneType"),

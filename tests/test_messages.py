@@ -256,7 +256,9 @@ def test_an_update_of_another_class_is_refused():
     class More(Declared):
         further: Tensor | None = statistics_field(default=None)
 
-    with pytest.raises(InvalidMessageError, match=r"Server takes a Declared, got a More; .* has update_class = More"):
+    with pytest.raises(
+        InvalidMessageError, match=r"Server expects a Declared, got a More; .* sets update_class = More"
+    ):
         Server().check(declared(More))
 
 

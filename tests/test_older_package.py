@@ -227,5 +227,5 @@ def test_classes_with_a_metaclass():
 
 def test_another_version_is_warned_of(monkeypatch):
     monkeypatch.setattr(pl, "__version__", "1.9.5")
-    with pytest.warns(UserWarning, match=r"of pytorch_lightning 1\.9, and lightning is .* Run pip install"):
+    with pytest.warns(UserWarning, match=r"uses pytorch_lightning 1\.9, but lightning is .* Run pip install"):
         federate(Old(), OldData(), FedAvg, num_clients=2)

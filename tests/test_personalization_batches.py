@@ -139,7 +139,7 @@ def test_a_new_head_with_its_encoder(method, augment, engine, monkeypatch):
 
 def test_augmentation_of_what_are_no_images_is_refused():
     federation = trained(Toy(batch_size=9))
-    with pytest.raises(ConfigurationError, match=r"personalize\.augment: Toy has no usual crops and flips"):
+    with pytest.raises(ConfigurationError, match=r"personalize\.augment: Toy has no default crops and flips"):
         personalize(federation, Personalization("all", augment=True), Toy(batch_size=9))
 
 

@@ -182,7 +182,7 @@ def test_which_methods_take_one(method):
     trainer = quiet_trainer(2, FederatedLoop(), limit_train_batches=1, limit_val_batches=0)
     if f"`{method.__name__}`" not in TAKE_ONE:  # a method that takes one is to be named on the page
         reason = "has one of its own" if method.__name__ in OWN else "averages no weights, or"
-        message = f"{method.__name__} takes no server_optimizer: its server {reason}"
+        message = f"{method.__name__} does not support server_optimizer: its server {reason}"
         with pytest.raises(ConfigurationError, match=message):
             trainer.fit(federation, datamodule=Toy())
     else:

@@ -71,7 +71,7 @@ class FeatureEmbedding(ProbingCallback):
         for points in gather_points(self.probe.representations(federation)):
             if (count := len(points.values)) < FEWEST:
                 if not self.optional:
-                    lacks = f"{count} samples, a t-SNE takes at least {FEWEST}"
+                    lacks = f"{count} samples, a t-SNE needs at least {FEWEST}"
                     warnings.warn(f"no figure of {points.name}: {lacks}", stacklevel=2)
                 continue
             plane = tsne(points.values, derive_seed(federation.seed, Purpose.TSNE))

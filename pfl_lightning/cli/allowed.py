@@ -97,9 +97,9 @@ def check_names(config: Namespace) -> None:
             )
         if not (is_own_code(found) or _is_listed(found, name)):
             raise UsageError(
-                f"{option}: {name} is not accepted: of installed packages a config names only what belongs in a run "
-                "(docs/command_line.md lists it). If you trust it, call it from a class or function in a file of your "
-                "own, and name that"
+                f"{option}: {name} is not accepted: from installed packages a config may name only what belongs in a "
+                "run (docs/command_line.md lists it). If you trust it, call it from a class or function in your own "
+                "file, and name that"
             )
 
 

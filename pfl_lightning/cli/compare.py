@@ -84,17 +84,17 @@ def compare_parser() -> argparse.ArgumentParser:
     """The parser of ``pfl compare``."""
     parser = WordParser(
         prog="pfl compare",
-        description="Compare finished runs. Runs that differ in their seeds only become one row: mean ± standard "
-        "deviation over seeds. Rows are named by what differs between their configs, those of a study as it names "
-        "them; runs of different settings, data or partitions, and scores of different kinds, have tables of their "
-        "own.",
+        description="Compare finished runs. Runs that differ only in their seeds become one row: mean ± standard "
+        "deviation over seeds. Rows are named by what differs between their configs, or as in their study; "
+        "runs of different settings, data or partitions, and scores of different kinds, have separate "
+        "tables.",
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run_dir (all its versions), a version_N, or a study")
     add("--labels", nargs="+", metavar="NAME", help="names of the rows, in their order")
     add("--choice", choices=CHOICES, default="last", help="which round's accuracies (default: last)")
     add("--figure", choices=tuple(FIGURES), default="test", help="the accuracy that is compared (default: test)")
-    add("--metric", default="accuracy", metavar="NAME", help="metric in the place of accuracy, such as f1")
+    add("--metric", default="accuracy", metavar="NAME", help="metric instead of accuracy, such as f1")
     share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1 (0.8 is 80 %)")
     add("--target-accuracy", type=share, metavar="A", help="rounds, MB and seconds to this accuracy, such as 0.8")
     add("--reference", metavar="NAME", help="row that the others are tested against (default: the best)")

@@ -16,7 +16,7 @@ from pfl_lightning.federation.predictions import predict_exported
 def exported_parser() -> WordParser:
     """The options of ``pfl predict --exported``."""
     parser = WordParser("pfl predict --exported", description="Predict with an exported model, from its files alone.")
-    parser.add_argument("--exported", required=True, metavar="FILE", help="client_N.pt, with client_N.json beside it")
+    parser.add_argument("--exported", required=True, metavar="FILE", help="client_N.pt, with client_N.json next to it")
     parser.add_argument(
         "--inputs", required=True, metavar="FILE", help="rows (.csv, .parquet), a batch (.npy, .pt), a folder of images"
     )

@@ -269,7 +269,7 @@ def _option_of_class(name: str, path: str, option: str) -> str:
     if not path:
         return ""
     if name == "class_path":  # beside which the options of the class stand
-        return "the options of a class stand below init_args: {class_path: NAME, init_args: {lr: 0.1}}"
+        return "the options of a class go below init_args: {class_path: NAME, init_args: {lr: 0.1}}"
     from jsonargparse import ArgumentParser
 
     cls = pkgutil.resolve_name(path)

@@ -36,7 +36,7 @@ NEEDS = {
     "validation": "a validation part of every client (validation_share)",
     "equal encoders": "equal encoders",
     "one width": "features of one width",
-    "partner": "a second network like the own or, where encoders differ, its partner=, which is the same for all",
+    "partner": "a second network: like the client's own or, where encoders differ, its partner=, the same for all",
 }
 """What a method may need of models and data, and what that means."""
 
@@ -162,9 +162,9 @@ def methods_table(rows: Sequence[MethodRow]) -> Table:
     table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, (0, 1, 0, 0)  # 80 columns without cut words
     table.title_justify = "left"
     table.title = (
-        "bytes both ways, time and work (operations of training) of a round over FedAvg's; one width: of the features, "
-        "while encoders may differ; novel: clients that never train are served; any module: whether a LightningModule "
-        "of yours is trained as it is. pfl methods NAME says more, such as the paper"
+        "bytes both ways, time and work (training operations) of a round, relative to FedAvg; one width: of the "
+        "features, while encoders may differ; novel: clients that never train are served; any module: whether a "
+        "LightningModule of yours is trained as it is. pfl methods NAME says more, such as the paper"
     )
     return table
 
@@ -218,7 +218,7 @@ def print_methods(args: list[str]) -> None:
         UsageError: There is no such method or filter.
     """
     parser = WordParser("pfl methods", description="List what a config can name: methods, objectives and encoders.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="methods of which all is told that is known")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="methods to describe in full")
     for option, text in HELP.items():
         parser.add_argument(option, help=text, action="store_true")
     asked, rows = vars(parser.parse_intermixed_args(args)), method_rows()

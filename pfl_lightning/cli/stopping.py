@@ -61,7 +61,7 @@ def how_to_go_on(arguments: Sequence[str], last: Path) -> str:
         last: Where its last checkpoint is, if it has one.
     """
     if not last.is_file():
-        return f"No round was saved in {last.parent.parent}; the same command starts again."
+        return f"No round was saved in {last.parent.parent}; the same command starts over."
     argv: list[str] = []
     for word in arguments:
         if argv[-1:] == ["--ckpt_path"]:

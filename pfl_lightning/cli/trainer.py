@@ -138,7 +138,7 @@ class FederatedTrainer(L.Trainer):
             if number in model.never_trained:
                 warnings.warn(
                     f"client {client} has trained in no round of this checkpoint: what {model.method_name} keeps on "
-                    "clients has its first values there",
+                    "clients has its initial values there",
                     stacklevel=2,
                 )
             given, samples = (None, None) if inputs is None else read_inputs(Path(inputs), datamodule)
@@ -191,7 +191,7 @@ def read_inputs(path: Path, datamodule: FederatedDataModule) -> tuple[Any, list[
         if path.suffix.lower() in TABLES and getattr(datamodule, "input_encoding", None) is not None:
             return datamodule.inputs_of(path), None  # type: ignore[attr-defined]
         if path.suffix not in (".npy", ".pt"):
-            raise ValueError("expected .npy, .pt or a folder of images, or of a FromTable rows as CSV or Parquet")
+            raise ValueError("expected .npy, .pt or a folder of images, or for a FromTable rows as CSV or Parquet")
         found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else torch.load(path, weights_only=True)
         return torch.as_tensor(found), None
     except (OSError, ValueError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:
@@ -228,7 +228,7 @@ class SaveConfig(SaveConfigCallback):
             other = [] if data[0] is None else [Change(DATA, *data)]
             found = record_changes(self.folder, path, before, loop.rounds + 1, other)
             if found:
-                print(f"{self.folder} resumes with other options (see changes.json): {listed_some(found)}")
+                print(f"{self.folder} resumes with different options (see changes.json): {listed_some(found)}")
         if self.slurm is not None:
             with replace_file(self.folder / SLURM_JOB) as temporary:
                 temporary.write_text(json.dumps(self.slurm, indent=2) + "\n")

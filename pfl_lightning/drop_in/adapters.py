@@ -43,8 +43,8 @@ def export_adapters(
         adapted = {own: layer for own, layer in module.named_modules() if isinstance(layer, PeftModel)}
         if not adapted:
             raise ConfigurationError(
-                f"{type(module).__name__} has no network of peft (PeftModel), so that there is no adapter to be "
-                "exported: export_clients writes whole models"
+                f"{type(module).__name__} has no network of peft (PeftModel), and so no adapter to export: use "
+                "export_clients, which writes whole models"
             )
         place = target / name
         for network_name, network in adapted.items():

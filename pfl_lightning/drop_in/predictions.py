@@ -68,7 +68,7 @@ def predict_clients(
                 raise ConfigurationError(
                     f"{named_clients([client], names_of(federation.data))}: neither its data module nor "
                     f"{type(model).__name__} has a predict_dataloader: "
-                    "give predict_clients(federation, dataloaders)"
+                    "call predict_clients(federation, dataloaders)"
                 )
             given = {"datamodule": datamodule} if is_given else {}
         found[client] = trainer_predict(model, federation, trainer, **given)
@@ -120,7 +120,7 @@ def warn_of_unshared_parts(module: nn.Module, federation: Federation | None, ckp
         return
     name, parts = type(module).__name__, outline(missing, [f"module.{name}" for name in own])
     warnings.warn(
-        f"trainer.predict uses the global model of {name}, and clients do not share {parts}: it has its first values "
+        f"trainer.predict uses the global model of {name}, but clients do not share {parts}: it has its initial values "
         "there, which no client has trained. pfl_lightning.predict_clients(federation, dataloaders) predicts with each "
         "client's own model (the federation is FederatedLoop(...).federation), and federation.client_model(k) is that "
         "of client k",

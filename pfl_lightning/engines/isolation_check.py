@@ -116,7 +116,7 @@ class IsolationCheck:
             raise ConfigurationError(
                 f"the local fit of {context.who} in round {context.round + 1} changed {name}, which was "
                 "frozen (requires_grad=False) when the federation was set up and is one for all clients. Make the "
-                "module once more and let it train from the start, or let frozen parameters travel like others: "
+                "module again and let it train from the start, or let frozen parameters travel like others: "
                 "federate(..., frozen=())"
             )
 

@@ -137,7 +137,7 @@ def failure(error: Exception, client: FederatedClient, context: FitContext, envi
         raise error
     client.to(environment.device)
     IsolationCheck.of(client).remove_hooks(client)
-    reason = f"its own code or data ended in {type(error).__name__}: {error}"
+    reason = f"its own code or data failed with {type(error).__name__}: {error}"
     return ClientCodeError(context.client, context.round, reason, error, "".join(traceback.format_exception(error)))
 
 

@@ -44,7 +44,7 @@ def advance(scheduler: Any, client: FederatedClient, phase: Phase, context: FitC
     if total is not None and total < fits * steps:
         raise ConfigurationError(
             f"{name} has {total} steps, and {fits} local fits of {steps} take {fits * steps} ({context.who}, "
-            f"round {context.round + 1}): give it total_steps={fits * steps}, or {restart}"
+            f"round {context.round + 1}): set total_steps={fits * steps}, or {restart}"
         )
     scheduler.optimizer._opt_called = True  # or torch warns that the optimizer never stepped
     for _ in range(context.earlier_fits * steps):

@@ -109,7 +109,7 @@ class SequentialEngine(Engine):
                     if index >= most:  # every batch holds a sample
                         raise ConfigurationError(
                             f"{context.who}: its loader gives more batches in an epoch than it has samples, "
-                            f"{most}; one that starts again by itself never ends: let it stop after a pass"
+                            f"{most}; a loader that restarts itself never ends: let it stop after one pass"
                         )
                     batch = environment.precision.convert_input(batch)
                     batch = module.on_after_batch_transfer(batch, 0)
@@ -119,7 +119,7 @@ class SequentialEngine(Engine):
                     if output is None:
                         raise ConfigurationError(
                             f"{type(client).__name__}.training_step returned None to skip a batch, which "
-                            "SequentialEngine does not take; use TrainerEngine"
+                            "SequentialEngine does not support; use TrainerEngine"
                         )
                     terms = output if isinstance(output, dict) else {"loss": output}
                     if not isinstance(terms.get("loss"), Tensor):
@@ -179,7 +179,7 @@ def _check_hooks(module: L.LightningModule, datamodule: L.LightningDataModule | 
     """
     if not module.automatic_optimization:
         raise ConfigurationError(
-            f"{type(module).__name__} uses manual optimization, which SequentialEngine does not take; use TrainerEngine"
+            f"SequentialEngine does not support manual optimization ({type(module).__name__}); use TrainerEngine"
         )
     for owner, not_taken in ((module, HOOKS_NOT_TAKEN), (datamodule, BATCH_HOOKS)):
         for hook in not_taken if owner is not None else ():

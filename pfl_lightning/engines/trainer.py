@@ -95,7 +95,7 @@ class TrainerEngine(Engine):
         if limited and any(type(model).evaluate is FederatedClient.evaluate for model in own):
             raise ConfigurationError(
                 "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
-                "clients are evaluated on their whole parts: eval_cohort of the FederatedLoop says how many of them"
+                "clients are evaluated on their whole parts: set the number of clients by FederatedLoop's eval_cohort"
             )
         self._copiers.clear()
         super().start(models, data, environment)

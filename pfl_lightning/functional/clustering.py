@@ -87,7 +87,7 @@ def kmeans(
         noise = _draw(batched, num_clusters, starts, generator)
     else:
         if generator is not None:
-            raise ValueError("noise takes the place of a generator, got both: leave one out")
+            raise ValueError("noise replaces a generator, got both: leave one out")
         check_tensor("noise", noise, (*points.shape[:-2], starts, num_clusters, num_candidates(num_clusters)))
         noise = noise.to(points.device) if points.ndim == 3 else noise.to(points.device).unsqueeze(0)
     with without_autocast(points.device):
@@ -142,7 +142,7 @@ def fit_kmeans(
     if max_iterations < 0 or not tolerance >= 0:
         raise ValueError(
             f"max_iterations and tolerance must be at least 0, got {max_iterations} and {tolerance}: "
-            "with tolerance 0 a start goes on until its centroids stand still"
+            "with tolerance 0 a start runs until its centroids stop moving"
         )
     if not bool(points.isfinite().all()):
         wrong = int((~points.isfinite().all(1)).sum())

@@ -189,7 +189,7 @@ def _checked(
     variance, size = _double(variances), _double(sizes)
     for name, value in (("variances", variance), ("sizes", size)):
         if value.shape != (count,):
-            raise ValueError(f"{name} must have shape ({count},), one a client, got {tuple(value.shape)}")
+            raise ValueError(f"{name} must have shape ({count},), one for each client, got {tuple(value.shape)}")
     finite = {"weighted_means": means.isfinite().all(dim=1), "variances": variance.isfinite(), "sizes": size.isfinite()}
     for name, fine in finite.items():
         if wrong := (~fine).nonzero().flatten().tolist():

@@ -83,8 +83,8 @@ def expand(parts: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         if [tuple(part.shape) for part in parts] == expected:
             return ((left * values) @ right).reshape(shape)
     raise ValueError(
-        f"parts of shapes {[tuple(part.shape) for part in parts]} make no tensor of shape {tuple(shape)}; expected "
-        "that shape, or (o, r), (r,), (r, rest)"
+        f"parts of shapes {[tuple(part.shape) for part in parts]} do not multiply to a tensor of shape {tuple(shape)}; "
+        "expected that shape, or (o, r), (r,), (r, rest)"
     )
 
 

@@ -228,7 +228,7 @@ def inverse_divergence_weights(divergences: Tensor | Sequence[float]) -> Tensor:
     rates = divergences if isinstance(divergences, Tensor) else torch.tensor(divergences, dtype=torch.float64)
     rates = rates.detach().to(float64_device(rates.device), torch.float64)
     if rates.ndim != 1 or len(rates) == 0:
-        raise ValueError(f"expected one divergence rate a client, of shape (m,) with m >= 1, got {tuple(rates.shape)}")
+        raise ValueError(f"expected one divergence rate per client, shape (m,) with m >= 1, got {tuple(rates.shape)}")
     if bool((rates < 0).any()):
         raise ValueError(f"divergence rates are mean distances and cannot be negative, got {rates.tolist()}")
     finite = rates.isfinite()

@@ -310,11 +310,11 @@ def weighted_average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[f
     """
     values = weights.tolist() if isinstance(weights, Tensor) else list(weights)
     if not isinstance(values, list):
-        raise ValueError("expected one weight a state as a vector, got a tensor without dimensions: use shape (K,)")
+        raise ValueError("expected one weight per state as a vector, got a tensor without dimensions: use shape (K,)")
     if len(states) == 0:
         raise ValueError("expected at least one state to average, got none: is the cohort empty?")
     if len(values) != len(states):
-        raise ValueError(f"expected one weight a state, got {len(values)} weights for {len(states)} states")
+        raise ValueError(f"expected one weight per state, got {len(values)} weights for {len(states)} states")
     average = RunningAverage()
     for state, weight in zip(states, values, strict=True):
         average.update(state, weight)

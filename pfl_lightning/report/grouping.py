@@ -107,7 +107,7 @@ def _rows(block: Sequence[FinishedRun]) -> list[Group]:
                 continue
             for other in elsewhere:
                 warnings.warn(
-                    f"{other.path} is left out: {run.path} has the same options and seeds, and counts in its place",
+                    f"{other.path} is left out: {run.path} has the same options and seeds, and counts instead",
                     stacklevel=4,
                 )
             row[:] = [other for other in row if other.seeds != run.seeds] + [run]

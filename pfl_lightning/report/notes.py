@@ -17,13 +17,13 @@ FAIRNESS = (
 )
 
 SEPARATE = (
-    "The runs are of several settings, data sets or partitions: each has a table of its own. The CSV file of runs has "
+    "The runs are of several settings, data sets or partitions: each has its own table. The CSV file of runs has "
     "the fingerprints of their data and partitions."
 )
 
 NEIGHBORS = (
     "Nearest-neighbor accuracies are of features without a head (each test sample takes the class of the nearest "
-    "training samples): they stand in columns of their own and compare with each other only."
+    "training samples): they have their own columns and compare only with each other."
 )
 
 
@@ -69,7 +69,7 @@ def notes(
 def caption(rows: Sequence[MeasuredRow], columns: Sequence[Column], settings: ReportSettings) -> str:
     """What the figures are."""
     if any(row.runs for row in rows) and not any(column.is_headline for column in columns):
-        return f"No run has a {headline(settings)}: there is no column of it."
+        return f"No run has a {headline(settings)}: it has no column."
     choice = f", {settings.choice.replace('_', ' ')} round" if settings.figure == "test" else ""
     what = f"{settings.figures[settings.figure]}, mean over clients{choice}"
     return f"{what[0].upper()}{what[1:]}; ± is the standard deviation over seeds (n - 1)."
@@ -95,8 +95,8 @@ def data_note(rows: Sequence[MeasuredRow]) -> str:
     mixed = [(mark, names) for group in groups.values() if len(group) > 1 for mark, names in group.items()]
     listed = ", ".join(f"fingerprint {mark.rpartition(':')[2][:8]} ({listed_some(names)})" for mark, names in mixed)
     return (
-        "Not all runs of a table are of the same data, though their options are, so that means and tests mix data "
-        f"sets: {listed}. Move the folders of those of the wrong data away, and run them again."
+        f"Runs of one table have the same options but different data, so means and tests mix data sets: {listed}. "
+        "Move the folders of runs with the wrong data away, and run them again."
         if mixed
         else ""
     )
@@ -138,10 +138,10 @@ def search_note(rows: Sequence[MeasuredRow]) -> str:
     fixed = trials.pop(0, [])
     searched = "; ".join(f"{_listed(labels)}: {number} trials" for number, labels in sorted(trials.items()))
     rest = (
-        f" Not so those of {_listed(fixed)}: each has the one setting that the study gives it, so that the comparison "
+        f" Those of {_listed(fixed)} were not: each has the one setting that the study gives it, so the comparison "
         "favors the rows that were searched."
     )
-    found = f"Options were chosen by a search on validation parts, in each setting apart ({searched})."
+    found = f"Options were chosen by a search on validation parts, separately in each setting ({searched})."
     return (found + rest if fixed else found) if trials else ""
 
 

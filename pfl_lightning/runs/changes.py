@@ -136,8 +136,8 @@ def check_seed(run: Path, config: Mapping[str, Any]) -> None:
     before, now = (_seed(options) for options in (read_config(run / CONFIG), config))
     if before is not None and now is not None and before != now:
         raise ConfigurationError(
-            f"the run {run} has the seed {before}, and is to resume with the seed {now}: a run has one seed. Give "
-            f"--seed_everything {before}, or start a run of its own (without --ckpt_path)"
+            f"the run {run} has the seed {before}, but would resume with the seed {now}: a run has one seed. "
+            f"Pass --seed_everything {before}, or start a new run (without --ckpt_path)"
         )
 
 

@@ -109,8 +109,8 @@ def damaged(path: Path, why: object) -> ConfigurationError:
     """
     reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
     return ConfigurationError(
-        f"{path} is not what a run of this package leaves ({reason}); leave the run out, repair the file, or remove "
-        "it: what it says of the run is then missing"
+        f"{path} is not a valid file of a run ({reason}); leave the run out, repair the file, "
+        "or remove it (its content is then missing)"
     )
 
 

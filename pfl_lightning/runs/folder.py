@@ -82,15 +82,15 @@ class RunFolder:
         version = next(iter(found))
         if version != versions[0]:
             warnings.warn(
-                f"--ckpt_path {wanted}: {versions[0]} has no such checkpoint; taking {found[version]}", stacklevel=2
+                f"--ckpt_path {wanted}: {versions[0]} has no such checkpoint; using {found[version]}", stacklevel=2
             )
         core, trainer, _ = apart[version]
         others = [other for other in versions if other != version and (core or apart[other][0] == core)]
         if config is not None and (core or trainer) and others:
             different = listed_some(diff(read_config(newest_config(version)), config, OF_RUNS))
             warnings.warn(
-                f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; taking the "
-                f"nearest, {version}, which differs ({different}). Give the path of a checkpoint for another",
+                f"--ckpt_path {wanted}: no run in {self.base} has the config of this command; using the "
+                f"nearest, {version}, which differs ({different}). Give the path of a checkpoint to use another",
                 stacklevel=2,
             )
         return found[version]
@@ -195,8 +195,8 @@ def chosen_checkpoint(
         check_seed(origin, options)
     elif origin is not None and (other := evaluated_otherwise(origin, options)):
         warnings.warn(
-            f"{checkpoint} is of {origin}, whose config has other options than this command, which count here: "
-            f"{listed_some(other)}. --config {newest_config(origin)} has the run's",
+            f"{checkpoint} is from {origin}, whose config differs from this command's options, which are used here: "
+            f"{listed_some(other)}. Pass --config {newest_config(origin)} for the run's",
             stacklevel=2,
         )
     if known is None and not goes_on and not elsewhere:

@@ -80,8 +80,8 @@ class RunLock:
             except OSError as error:  # of a file system without locks
                 self.release()
                 warnings.warn(
-                    f"{self._path.parent} cannot be locked ({error.strerror or error}): see that no other process "
-                    "trains the same run",
+                    f"{self._path.parent} cannot be locked ({error.strerror or error}): make sure that no other "
+                    "process trains the same run",
                     stacklevel=4,
                 )
                 return

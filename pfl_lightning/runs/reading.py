@@ -53,10 +53,10 @@ def find_runs(path: Path) -> list[Path]:
     found = {file.parent for name in (RESULTS, PERSONALIZED) for file in path.rglob(name)}
     runs = [folder for folder in found if found.isdisjoint(folder.parents) and not _is_aside(folder, path)]
     if not runs:
-        there = "there is no such folder" if not path.is_dir() else "the folder has neither that nor versions with it"
+        there = "there is no such folder" if not path.is_dir() else "the folder has neither it nor versions with it"
         raise ConfigurationError(
-            f"no results.json in {path} or {path}/version_*: {there}; `pfl fit` writes it when a run ends, and a "
-            "ResultsWriter does among a Trainer's callbacks"
+            f"no results.json in {path} or {path}/version_*: {there}; `pfl fit` writes it when a run ends, as does "
+            "a ResultsWriter among a Trainer's callbacks"
         )
     numbers = {folder: folder.name.removeprefix("version_") for folder in runs}
     number = {folder: int(text) if text.isdigit() else -1 for folder, text in numbers.items()}
@@ -226,8 +226,8 @@ def _personalized(folder: Path, rounds: set[int] | None, metric: str) -> dict[st
     content = _of_metric(path, read_json(path), metric)
     if rounds is not None and content.get("round") is not None and content["round"] not in rounds:
         warnings.warn(
-            f"{folder}: its personalized accuracies are of round {content['round']}, after which the run went on to "
-            f"round {max(rounds)}: they are left out. pfl personalize --ckpt_path last evaluates the last round",
+            f"{folder}: its personalized accuracies are of round {content['round']}, and the run continued to round "
+            f"{max(rounds)}: they are left out. pfl personalize --ckpt_path last evaluates the last round",
             stacklevel=2,
         )
         return {}

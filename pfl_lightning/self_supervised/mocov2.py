@@ -66,7 +66,7 @@ class MoCoV2(Objective):
         if len(self.bank) > count:
             raise ConfigurationError(
                 f"MoCo's memory bank of {len(self.bank)} keys is larger than the {count} training samples of client "
-                f"{client}, so that a sample would be its own negative; set bank to at most {count}, or give clients "
+                f"{client}, so a sample would be its own negative; set bank to at most {count}, or give clients "
                 "more samples"
             )
 

@@ -138,8 +138,8 @@ def joined(first: Any, second: Any) -> Any:
     if isinstance(first, Tensor | int | float | str | bool | None):
         return first  # of the batch as a whole
     raise ConfigurationError(
-        f"this objective passes both views of a batch through the encoder together, and a batch has a "
-        f"{type(first).__name__}, of which two do not make one: use an objective that takes one view after the other "
+        "this objective passes both views of a batch through the encoder together, but a batch has a "
+        f"{type(first).__name__}, and two of these cannot be joined: use an objective that takes each view separately "
         "(byol, simsiam, mocov2, smog, or SimCLR with separate_views=True)"
     )
 
@@ -179,6 +179,6 @@ def _lightly(module: str, objective: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"{objective} is made of parts of lightly, which cannot be imported ({error}); "
+            f"{objective} needs the package lightly, which cannot be imported ({error}); "
             "install it: pip install 'pfl-lightning[ssl]'"
         ) from error

@@ -103,7 +103,7 @@ class SMoG(Objective):
             raise ClientError(
                 context.client,
                 context.round,
-                "the projections of its training data are not finite, so that SMoG finds no groups; check this "
+                "the projections of its training data are not finite, so SMoG finds no groups; check this "
                 "client's data for NaN, lower the learning rate or clip the gradient",
             )
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))

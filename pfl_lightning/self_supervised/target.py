@@ -108,9 +108,9 @@ def parameters_to_buffers(network: nn.Module, *, persistent: bool) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             raise ConfigurationError(
-                f"the encoder has the recurrent layer {type(module).__name__}, of which no target network can be made; "
-                "use an encoder without recurrent layers, or an objective without a target network (SimCLR, SimSiam, "
-                "SwAV)"
+                f"the encoder has the recurrent layer {type(module).__name__}, which cannot be copied into a target "
+                "network; use an encoder without recurrent layers, or an objective without a target network (SimCLR, "
+                "SimSiam, SwAV)"
             )
         stays_out = set(module._non_persistent_buffers_set)
         for name, parameter in list(module._parameters.items()):

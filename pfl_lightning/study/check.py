@@ -117,7 +117,7 @@ def _value_error(cli: Any) -> str | None:
     if rounds is None or rounds < 0:
         return f"trainer.max_epochs: a study's runs need a number of rounds of at least 0, got {rounds}"
     if config.get("ckpt_path") is not None:
-        return "ckpt_path: the runs of a study go on by themselves; leave it out"
+        return "ckpt_path: the runs of a study resume by themselves; leave it out"
     check_names(config)
     try:
         made = cli.parser.instantiate_classes(cli.config)

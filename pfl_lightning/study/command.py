@@ -170,7 +170,7 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     near = nearest_flag(name, known).removeprefix("--") or nearest_option(name, [*OF_A_RUN, *elsewhere])
     hint = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
     if name in OF_A_STUDY:
-        hint = "of a study, configs are the base in its file, runs go on by themselves, and its folder is --output"
+        hint = "a study has configs in the base of its file, its folder in --output, and its runs resume by themselves"
     elif near:
         hint = f"did you mean --{near}?"
     raise UsageError(f"unknown option {name}: {hint}")

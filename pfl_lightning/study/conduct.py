@@ -137,7 +137,7 @@ class Conductor:
         self.report(failed)
         if failed:
             hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
-            hint += ". Exit code 2: a run refuses its options" * any(why.endswith("code 2") for why in failed.values())
+            hint += ". Exit code 2: a run rejects its options" * any(why.endswith("code 2") for why in failed.values())
             self._print(
                 f"pfl: {counted(len(failed), 'run')} failed and are missing in the table: {'; '.join(failed)}. The "
                 f"same command tries them again, after the last checkpoint{hint}"

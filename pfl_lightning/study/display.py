@@ -68,7 +68,7 @@ class Display:
         """Say that another process plays what is left."""
         if not self._waited:
             self._waited = True
-            self._log(f"waiting for runs that another process plays, such as {run.name}")
+            self._log(f"waiting for runs of another process, such as {run.name}")
 
     def tick(self) -> None:
         """Say how far the runs are, a minute after the last line."""

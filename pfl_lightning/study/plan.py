@@ -206,7 +206,7 @@ def _check_run_options(study: Study, run_options: Sequence[tuple[str, str]]) -> 
     for option, path in given + [(f"{path} of the study's {what}", path) for path, what in varied.values()]:
         if short_path(path) in taking:
             raise UsageError(
-                f"{option} takes the seeds of the study, so that this would change nothing: give seeds: [...] in the "
+                f"{option} takes the seeds of the study, so this would change nothing: set seeds: [...] in the "
                 "study file, or leave the option out of its seed_options"
             )
 
@@ -216,8 +216,8 @@ def _check_values(label: str, config: Config, point: Sequence[tuple[str, Any]]) 
     for path, value in point:
         if not has_value(config, path, value):
             raise UsageError(
-                f"{label}: {path} of the grid would be {option_of(config, path)!r} in its runs, and not {value!r}: "
-                "another option of the grid or of the command line replaces what it belongs to"
+                f"{label}: {path} of the grid would be {option_of(config, path)!r} in its runs, not {value!r}: "
+                "another option of the grid or of the command line replaces its parent"
             )
 
 

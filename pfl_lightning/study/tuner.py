@@ -214,7 +214,7 @@ class _Trials:
             newest = max((row["number"] for row in rows if row["state"] == "fail"), default=0)
             log = self.folder / f"trials_{self.name}" / str(newest) / "log.txt"
             raise NoTrialError(
-                f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nMend the cause and give the same "
+                f"no trial of the search succeeded: {last_lines(log)}\n(log: {log})\nFix the cause and run the same "
                 "command again"
             )
         notes = bound_notes(best["options"], self.search.space)

@@ -388,5 +388,5 @@ def test_a_plain_module_is_no_federation():
 
 
 def test_privacy_says_itself_who_counts():
-    with pytest.raises(ConfigurationError, match="Stragglers and privacy both say who counts in a round"):
+    with pytest.raises(ConfigurationError, match="Stragglers and privacy both decide who counts in a round"):
         run(FIT, loop=FederatedLoop(), callbacks=[Stragglers()], store={"privacy": ClientPrivacy(noise_multiplier=1.0)})

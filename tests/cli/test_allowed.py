@@ -178,7 +178,7 @@ def test_what_is_installed_is_taken_by_a_list(folder, form):
     for path in LISTED:
         check_names(names(path, form))
     for path in REFUSED:
-        with pytest.raises(UsageError, match=r"tool\S*: \S+ is not accepted: .* in a file of your own, and name that"):
+        with pytest.raises(UsageError, match=r"tool\S*: \S+ is not accepted: .* in your own file, and name that"):
             check_names(names(path, form))
     assert not (folder / "called").exists()
 

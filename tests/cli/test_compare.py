@@ -191,7 +191,7 @@ def test_runs_of_other_data_have_a_table_of_their_own(tmp_path, capsys):
     out = compare(capsys, tmp_path / "runs", "--output", tmp_path / "out", "--format", "md", "html")
     assert "Digits, Dirichlet" in out
     assert "CIFAR10, Dirichlet" in out
-    assert "several settings, data sets or partitions: each has a table of its own" in " ".join(out.split())
+    assert "several settings, data sets or partitions: each has its own table" in " ".join(out.split())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.html", "comparison.md"]
 
 
@@ -220,7 +220,9 @@ def test_a_damaged_run_found_beside_others_is_left_out_and_named(tmp_path, capsy
     write_run(tmp_path / "a" / "version_0", method="FedAvg")
     damaged = write_run(tmp_path / "b" / "version_0", method="FedPAC")
     (damaged / "results.json").write_text('{"method": "FedP')
-    with pytest.warns(UserWarning, match=r"left out of the table: .*b/version_0/results\.json is not what a run"):
+    with pytest.warns(
+        UserWarning, match=r"left out of the table: .*b/version_0/results\.json is not a valid file of a run"
+    ):
         printed = compare(capsys, str(tmp_path), "--output", str(tmp_path / "out"))
     assert "FedAvg" in printed
     assert "FedPAC" not in printed
@@ -232,7 +234,7 @@ def test_a_damaged_run_that_was_named_itself_or_is_the_only_one_is_an_error(tmp_
     (damaged / "results.json").write_text("")
     write_run(tmp_path / "a" / "version_0", method="FedAvg")
     runs = [str(tmp_path / "b" / named)] + ([str(tmp_path / "a")] if named == "version_0" else [])
-    with pytest.raises(SystemExit, match=r"version_0/results\.json is not what a run"):
+    with pytest.raises(SystemExit, match=r"version_0/results\.json is not a valid file of a run"):
         main(["compare", *runs, "--output", str(tmp_path / "out")])
 
 

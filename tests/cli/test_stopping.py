@@ -171,7 +171,7 @@ def test_a_run_stopped_in_its_first_round_can_only_start_again(tmp_path, capsys,
     send("on_train_batch_end", 0, 0, signals=("SIGTERM",))
     with pytest.raises(SystemExit, match="143"):
         main(words(tmp_path))
-    assert f"No round was saved in {tmp_path / 'version_0'}; the same command starts again." in capsys.readouterr().err
+    assert f"No round was saved in {tmp_path / 'version_0'}; the same command starts over." in capsys.readouterr().err
     assert not (tmp_path / "version_0" / "results.json").exists()
 
 

@@ -117,7 +117,7 @@ def test_base_classes_are_no_choices(capsys, tmp_path):
 def test_options_beside_the_path_of_their_class(capsys, tmp_path):
     (tmp_path / "change.yaml").write_text("model: {method: {class_path: FedPAC, lr: 0.1}}")
     said = said_of(capsys, tmp_path, "--config", str(tmp_path / "change.yaml"))
-    assert "the options of a class stand below init_args: {class_path: NAME, init_args: {lr: 0.1}}" in said
+    assert "the options of a class go below init_args: {class_path: NAME, init_args: {lr: 0.1}}" in said
     assert "options of FederatedClient" not in said
 
 
@@ -174,7 +174,7 @@ def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
         ("study x.yaml --personalise.epochs 3", "did you mean --personalize.epochs?"),
         ("study x.yaml --out x", "did you mean --output?"),
         ("study x.yaml --report", "did you mean --report-only?"),
-        ("study x.yaml --resume", "runs go on by themselves"),
+        ("study x.yaml --resume", "runs resume by themselves"),
         ("study x.yaml --xyzzy 1", "unknown option --xyzzy: options of the study are in pfl study --help"),
         ("reproduce digits --seed 0", "did you mean --seeds?"),
         ("reproduce digts", "did you mean 'digits'?"),

@@ -198,14 +198,14 @@ class AsksTrainerLater(Net):
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (Manual, {}, "Manual uses manual optimization, which SequentialEngine does not take; use TrainerEngine"),
+        (Manual, {}, "SequentialEngine does not support manual optimization .Manual.; use TrainerEngine"),
         (Plateau, {}, "ReduceLROnPlateau and other frequencies need TrainerEngine"),
         (
             Hooked,
             {},
             "Hooked overrides on_before_batch_transfer, which SequentialEngine does not call; use TrainerEngine",
         ),
-        (Unused, {}, "returned None to skip a batch, which SequentialEngine does not take; use TrainerEngine"),
+        (Unused, {}, "returned None to skip a batch, which SequentialEngine does not support; use TrainerEngine"),
         (AsksTrainer, {}, "AsksTrainer uses self.trainer .* TrainerEngine has a Trainer"),
         (
             AsksTrainerLater,

@@ -113,7 +113,7 @@ def test_parts_that_no_client_shares_are_named(method, parts, tmp_path):
     _, messages = said(lambda: trainer.predict(module, loader()))
     assert len(messages) == bool(parts)
     if parts:
-        assert f"the global model of Predicting, and clients do not share {parts}:" in messages[0]
+        assert f"the global model of Predicting, but clients do not share {parts}:" in messages[0]
     own = loop.federation.client_model(1)
     assert not said(lambda: trainer.predict(own, loader()))[1] or method is FedBABU  # whose head is the same for all
     again = FederatedLoop(method=method, num_clients=3, seed=SEED, head="fc")
@@ -149,5 +149,5 @@ def test_loaders_of_one_s_own_are_not_taken_for_ids_of_clients():
     trainer = quiet_trainer(1, loop)
     trainer.fit(module, data.train_dataloader())
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*no federation")
+        warnings.filterwarnings("error", ".*not a federation")
         assert len(trainer.predict(module, loader())) == len(loader())

@@ -72,7 +72,7 @@ def test_the_others_train_as_if_the_client_had_not_been_drawn(method, place, nam
     assert_same(whole_state(got), whole_state(without), atol=1e-5 if name == "vectorized" else 0.0)
     assert got.clients.rounds_trained.tolist() == [3, 3, 2, 3, 3]
     assert len(said) == 1
-    assert f"client 2, round 2: its own code or data ended in {error.func.__name__}: " in said[0]
+    assert f"client 2, round 2: its own code or data failed with {error.func.__name__}: " in said[0]
     lines = [message for message in caplog.messages if "Traceback" in message]
     assert len(lines) == 1
     assert lines[0].startswith("client 2, round 2:\n")
@@ -164,7 +164,9 @@ def test_what_a_failing_module_has_changed_is_not_the_next_client_s(engine):
         )
 
     before = torch.is_grad_enabled()
-    with pytest.warns(UserWarning, match="client 2, round 2: its own code or data ended in FileNotFoundError: shard 3"):
+    with pytest.warns(
+        UserWarning, match="client 2, round 2: its own code or data failed with FileNotFoundError: shard 3"
+    ):
         got = fit(True, ALL, ALL, ALL)
     assert torch.is_grad_enabled() == before
     assert_same(whole_state(got), whole_state(fit(False, ALL, OTHERS, ALL)))

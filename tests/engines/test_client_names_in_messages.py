@@ -67,7 +67,7 @@ def play(method, rounds=2, data=None, **options):
 def test_a_client_that_fails(name, monkeypatch, caplog):
     _, said = play(failing("error", 1), engine=ENGINES[name](monkeypatch))
     assert [text for text in said if "left out" in text] == [
-        "left out of the aggregation: client 2 (Metz), round 2: its own code or data ended in OSError: no item.png"
+        "left out of the aggregation: client 2 (Metz), round 2: its own code or data failed with OSError: no item.png"
     ]
     assert any(message.startswith("client 2 (Metz), round 2:\nTraceback") for message in caplog.messages)
     with pytest.raises(OSError, match="no item") as raised:
@@ -93,7 +93,7 @@ def test_evaluations_without_a_value():
         warnings.simplefilter("always")
         quiet_trainer(1).fit(Federation(FedAvg, tiny_encoder, metrics=["auroc"]), datamodule=named(labels=labels))
     said = [str(warning.message) for warning in caught]
-    assert any("test_auroc is undefined (NaN) for client 2 (Metz): what is logged" in text for text in said)
+    assert any("test_auroc is undefined (NaN) for client 2 (Metz): logged values" in text for text in said)
 
     def spoil(inputs, targets):
         start = sum(map(len, LABELS)) + 5 * BAD

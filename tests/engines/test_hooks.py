@@ -82,7 +82,7 @@ class NoOptimizer(FedAvg):
 @pytest.mark.parametrize(
     ("client", "message"),
     [
-        (Manual, "Manual uses manual optimization.*TrainerEngine"),
+        (Manual, "manual optimization .Manual.; use TrainerEngine"),
         (OwnStep, "OwnStep overrides optimizer_step.*TrainerEngine"),
         (Plateau, "ReduceLROnPlateau.*TrainerEngine"),
         (NoOptimizer, "one optimizer from configure_optimizers, got None"),

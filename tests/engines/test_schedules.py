@@ -312,7 +312,7 @@ class Net(L.LightningModule):
     ("options", "reason"),
     [
         ({"method": FedAvg, "schedule": "rounds"}, "built-in methods.*use 'continue'"),
-        ({"method": partial(FedAvg, schedule="restart")}, "schedule: not for a user's LightningModule.*of their own"),
+        ({"method": partial(FedAvg, schedule="restart")}, "schedule: not for a LightningModule.*their own option"),
     ],
 )
 def test_a_users_module_has_the_option_of_federate(options, reason):

@@ -129,7 +129,7 @@ def test_what_is_refused():
     with pytest.raises(NoSuchClientError, match="there is no client west; clients are 0 to 4"):
         federation.predict("west")
     own, _ = run_project(FedAvg)
-    with pytest.raises(ConfigurationError, match=r"client 1 has a Net of your own: predict_clients\("):
+    with pytest.raises(ConfigurationError, match=r"client 1 has your own Net: predict_clients\("):
         own.predict(1)
 
 

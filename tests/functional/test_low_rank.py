@@ -125,9 +125,15 @@ def test_more_than_full_energy_and_none_are_refused(energy):
     [
         (lambda content: content.pop("b"), r"missing \['b:left', 'b:right', 'b:values'\]"),
         (lambda content: content.update(c=torch.ones(1)), r"unexpected \['c'\]"),
-        (lambda content: content.update({"w:left": torch.ones(12, 3)}), r"make no tensor of shape \(12, 20\)"),
-        (lambda content: content.update({"w:values": torch.ones(1, 2)}), r"make no tensor of shape \(12, 20\)"),
-        (lambda content: content.update(b=torch.ones(3)), r"make no tensor of shape \(7,\)"),
+        (
+            lambda content: content.update({"w:left": torch.ones(12, 3)}),
+            r"do not multiply to a tensor of shape \(12, 20\)",
+        ),
+        (
+            lambda content: content.update({"w:values": torch.ones(1, 2)}),
+            r"do not multiply to a tensor of shape \(12, 20\)",
+        ),
+        (lambda content: content.update(b=torch.ones(3)), r"do not multiply to a tensor of shape \(7,\)"),
     ],
     ids=["missing", "unexpected", "rank", "dimensions", "dense"],
 )

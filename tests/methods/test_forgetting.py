@@ -395,5 +395,5 @@ def test_an_aggregator_inside_another_one_is_no_unsaved_state():
 
 @pytest.mark.parametrize(("former", "now"), [("unsaved", "not_checkpointed"), ("undoes_clients", "rolls_back_client")])
 def test_a_former_name_is_refused_with_the_new_one(former, now):
-    with pytest.raises(ConfigurationError, match=rf"^Mine\.{former}: servers call it {now}"):
+    with pytest.raises(ConfigurationError, match=rf"^Mine\.{former} is now called {now}"):
         type("Mine", (AveragingAggregator,), {former: True})

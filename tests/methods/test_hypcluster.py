@@ -296,7 +296,7 @@ def test_what_is_refused():
         run(partial(FIT, eval_model="trained"))
     with pytest.raises(ValueError, match="clusters"):
         run(partial(FIT, clusters=0))
-    with pytest.raises(ConfigurationError, match="fits no parameter"):
+    with pytest.raises(ConfigurationError, match="matches no parameter"):
         run(partial(FIT, clustered=("trunk.*",)), encoder=tiny_encoder)
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_went_on_with_other_options_is_a_row_of_its_own(tmp_path):
     assert [[run.path for run in row.runs] for row in found] == [[plain, longer], [changed]]
     assert found[1].label.endswith("lr=0.05 -> 0.2 from round 4")
     (changed / "changes.json").write_text("{")  # as if it were not there, the run would be one of the others
-    with pytest.raises(ConfigurationError, match=r"changes\.json is not what a run of this package leaves"):
+    with pytest.raises(ConfigurationError, match=r"changes\.json is not a valid file of a run"):
         rows(plain, changed, longer)
 
 
@@ -218,7 +218,7 @@ def test_a_damaged_run_costs_a_study_its_row_alone(tmp_path):
     good, damaged = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab"))
     (damaged / "clients.csv").write_text("client,test_accuracy_last\n0,much\n")
     settings = ReportSettings("A study")
-    with pytest.warns(UserWarning, match=r"left out of the table: .*b/clients\.csv is not what a run of this package"):
+    with pytest.warns(UserWarning, match=r"left out of the table: .*b/clients\.csv is not a valid file of a run"):
         (row,) = measure([Row("FedAvg", "", (good, damaged))], settings)
     assert (len(row.runs), row.planned) == (1, 2)
     with pytest.raises(ConfigurationError, match=r"clients\.csv"):

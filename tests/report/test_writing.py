@@ -74,7 +74,7 @@ def test_runs_of_other_data_in_one_table_are_told(tmp_path):
     told = (
         "fingerprint aaaabbbb (FedAvg, seed 0; FedAvg, seed 1; FedPer, seed 0), fingerprint ddddeeee (FedPer, seed 1)"
     )
-    assert f"that means and tests mix data sets: {told}. Move the folders" in markdown(mixed)
+    assert f"means and tests mix data sets: {told}. Move the folders" in markdown(mixed)
     assert "mix data sets" in str(live_table(mixed, settings()).caption)
     assert live_table(mixed[:1], settings()).caption is None
     others = [row("seeds", "one", seed=1), row("seeds of their own", "two", seed=2), row("half", "three", size=8)]
@@ -100,14 +100,14 @@ def test_rows_of_other_data_have_tables_of_their_own(tmp_path):
     rows = [one, row("FedPer", "Digits", (0.6, 0.7, 0.8), num_clients=3), row("Other", "EMNIST", (0.9,) * 3), one]
     write_report(rows[:3], tmp_path / "report", settings())
     text = (tmp_path / "report" / "table.md").read_text()
-    assert "each has a table of its own" in text
+    assert "each has its own table" in text
     assert "**Digits" in text
     assert "**EMNIST" in text
     assert re.search(r"Fed\w+ \|.*(FedAvg|FedPer)|against (FedAvg|FedPer)", text)
     assert not re.search(r"against Other|Other against", text)
     missing = Row("FedRep", "", (), planned=2)
     write_report([*rows[:2], missing], tmp_path / "report", settings())
-    assert "each has a table of its own" not in (tmp_path / "report" / "table.md").read_text()
+    assert "each has its own table" not in (tmp_path / "report" / "table.md").read_text()
 
 
 def test_a_personalized_figure_is_of_no_chosen_round(tmp_path):
@@ -214,15 +214,13 @@ def test_rows_whose_options_were_searched_are_told_from_others(rows):
     some = [replace(rows[0], trials=0), replace(rows[1], trials=12)]
     text = markdown(some)
     assert "| run | seeds | rounds | clients | model | search trials |" in text
-    note = (
-        "Options were chosen by a search on validation parts, in each setting apart (FedPAC: 12 trials). Not so those"
-    )
+    note = "Options were chosen by a search on validation parts, separately in each setting (FedPAC: 12 trials). Those"
     assert f"{note} of FedAvg: each has the one setting that the study gives it" in text
     report = Report(tuple(measure(some, settings())), settings())
     assert "FedPAC: 12 trials" in report.latex()
     both = markdown([replace(row, trials=12) for row in rows[:2]])
     assert "(FedAvg, FedPAC: 12 trials)." in both
-    assert "Not so" not in both
+    assert "were not: each has" not in both
     of_a_grid = [replace(row, label=f"{row.label}, lr=1", trials=12) for row in rows[:2]]
     assert "(FedAvg, lr=1; FedPAC, lr=1: 12 trials)." in markdown(of_a_grid)
 
@@ -355,7 +353,7 @@ def test_finished_runs_without_the_headline_are_told(tmp_path):
     chosen = markdown(rows, choice="validation_selected")
     assert "that have no test accuracy of the validation selected round are left out (FedAvg: 1; FedPer: 1)" in chosen
     compared = Report((MeasuredRow("FedAvg", "", (read_run(folders[0]),), 1),), settings(figure="personalized"))
-    assert compared.notes()[0] == "No run has a personalized accuracy: there is no column of it."
+    assert compared.notes()[0] == "No run has a personalized accuracy: it has no column."
 
 
 def test_runs_without_accuracies_have_traffic_alone(tmp_path):

@@ -153,7 +153,7 @@ def test_the_nearest_run_is_taken_and_what_differs_is_said(tmp_path):
     write_run(tmp_path / "version_0", config())
     write_run(tmp_path / "version_1", config(method="FedPer", lr=0.5))
     with pytest.warns(
-        UserWarning, match=r"no run in .* taking the nearest, \S+version_0, .*init_args\.lr: 0\.1 -> 0\.2"
+        UserWarning, match=r"no run in .* using the nearest, \S+version_0, .*init_args\.lr: 0\.1 -> 0\.2"
     ):
         assert found(tmp_path, config(lr=0.2)) == "version_0"
 
@@ -180,7 +180,7 @@ def test_a_run_whose_config_cannot_be_read_comes_last(tmp_path, content):
     write_run(tmp_path / "version_1", None)
     if content is not None:
         (tmp_path / "version_1" / "config.yaml").write_text(content)
-    with pytest.warns(UserWarning, match="taking the nearest"):
+    with pytest.warns(UserWarning, match="using the nearest"):
         assert found(tmp_path, config()) == "version_0"
     assert read_config(tmp_path / "version_1" / "config.yaml") == {}
 
@@ -188,7 +188,7 @@ def test_a_run_whose_config_cannot_be_read_comes_last(tmp_path, content):
 def test_a_run_of_the_config_that_has_no_checkpoint_is_named(tmp_path):
     write_run(tmp_path / "version_0", config())
     write_run(tmp_path / "version_1", config(), checkpoint=False)
-    with pytest.warns(UserWarning, match="version_1 has no such checkpoint; taking .*version_0"):
+    with pytest.warns(UserWarning, match="version_1 has no such checkpoint; using .*version_0"):
         assert found(tmp_path, config()) == "version_0"
 
 
@@ -211,7 +211,7 @@ def test_damaged_changes_are_named(tmp_path, content):
     (tmp_path / "changes.json").write_bytes(content)
     saved = tmp_path / "config-resumed-1.yaml"
     saved.write_text(yaml.safe_dump(config(rounds=40)))
-    with pytest.raises(ConfigurationError, match=r"changes\.json is not what a run .* or remove it"):
+    with pytest.raises(ConfigurationError, match=r"changes\.json is not a valid file of a run .* or remove it"):
         record_changes(tmp_path, saved, config(), round=2)
     assert (tmp_path / "changes.json").read_bytes() == content
 
@@ -220,7 +220,7 @@ def test_a_run_has_one_seed(tmp_path):
     write_run(tmp_path, config(seed=3))
     check_seed(tmp_path, config(seed=3))
     check_seed(tmp_path, config(seed=5) | {"model": {"seed": 3}})
-    with pytest.raises(ConfigurationError, match=r"has the seed 3, and is to resume with the seed 4: .*_everything 3"):
+    with pytest.raises(ConfigurationError, match=r"has the seed 3, but would resume with the seed 4: .*_everything 3"):
         check_seed(tmp_path, config(seed=4))
 
 

@@ -45,7 +45,7 @@ def test_a_file_that_was_cut_anywhere(tmp_path, name):
             assert facts(run) == expected
         except ConfigurationError as error:
             refusals.append(str(error))
-    assert all(f"{run / name} is not what a run of this package leaves" in refusal for refusal in refusals)
+    assert all(f"{run / name} is not a valid file of a run" in refusal for refusal in refusals)
     assert len(refusals) > len(content) - 10  # but for what is not read of the last line
 
 
@@ -54,7 +54,7 @@ def test_a_config_that_is_empty_or_ends_within_a_line(tmp_path, length):
     run = whole_run(tmp_path / "run")
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text[:length])
-    with pytest.raises(ConfigurationError, match=r"config\.yaml is not what a run"):
+    with pytest.raises(ConfigurationError, match=r"config\.yaml is not a valid file of a run"):
         read_run(run)
 
 
@@ -67,7 +67,7 @@ def test_rows_are_those_of_the_summary(tmp_path, values, change):
     assert client_accuracies(path, "accuracy", expected) == dict(enumerate(values))
     assert client_accuracies(path, "accuracy", {}) == dict(enumerate(values))  # nothing to compare with
     other = change.draw(st.sampled_from([{"num_clients": len(values) + 1}, {"mean": expected["mean"] + 0.01}]))
-    with pytest.raises(ConfigurationError, match="what it says of the run is then missing"):
+    with pytest.raises(ConfigurationError, match="its content is then missing"):
         client_accuracies(path, "accuracy", {**expected, **other})
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_evaluation_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"test_clients\.csv .*accuracies of 1 clients, the results are of 2"):
         read_run(run)
     (run / "test.json").write_text(content[:-20])
-    with pytest.raises(ConfigurationError, match=r"run/test\.json is not what a run"):
+    with pytest.raises(ConfigurationError, match=r"run/test\.json is not a valid file of a run"):
         read_run(run)
 
 
@@ -98,5 +98,5 @@ def test_a_comparison_leaves_it_out_beside_others_and_says_so(tmp_path, monkeypa
         warnings.simplefilter("always")
         main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), "--format", "md"])
     assert any(f"left out of the table: {cut / name} is not" in str(one.message) for one in said)
-    with pytest.raises(SystemExit, match=rf"^pfl: .*{name} is not what a run of this package leaves"):
+    with pytest.raises(SystemExit, match=rf"^pfl: .*{name} is not a valid file of a run"):
         main(["compare", str(cut), "--output", str(tmp_path / "out"), "--format", "md"])

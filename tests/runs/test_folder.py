@@ -154,7 +154,7 @@ def test_checkpoints_of_the_user_s_are_apart(monkeypatch, tmp_path):
 def test_an_older_run_is_taken_with_a_warning(monkeypatch, tmp_path):
     fit(monkeypatch, tmp_path, rounds=1)
     (tmp_path / "runs" / "version_1").mkdir()
-    with pytest.warns(UserWarning, match=r"version_1 has no such checkpoint; taking .*version_0"):
+    with pytest.warns(UserWarning, match=r"version_1 has no such checkpoint; using .*version_0"):
         found = RunFolder(tmp_path / "runs").find_checkpoint("last")
     assert found == tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
 
@@ -186,7 +186,7 @@ def test_a_run_that_goes_on_with_other_options_says_which_and_keeps_them(monkeyp
     assert not (run / "changes.json").exists()
     fit(monkeypatch, tmp_path, "--ckpt_path=last", "--model.method.init_args.lr=0.5", rounds=2)
     said = capsys.readouterr().out
-    assert f"{run} resumes with other options (see changes.json): " in said
+    assert f"{run} resumes with different options (see changes.json): " in said
     assert "trainer.max_epochs: 1 -> 2" in said
     assert "model.method.init_args.lr: 0.02 -> 0.5" in said
     [entry] = json.loads((run / "changes.json").read_text())
@@ -199,7 +199,7 @@ def test_an_evaluation_with_other_options_than_the_run_s_says_which(monkeypatch,
     last = tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
     common = ("test", f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}")
     for wanted in ("last", str(last)):
-        said = r"version_0, whose config has other options .*seed_everything: 3 -> 0.*--config \S+config.yaml has"
+        said = r"version_0, whose config differs .*seed_everything: 3 -> 0.*--config \S+config.yaml has"
         with pytest.warns(UserWarning, match=said):
             pfl(monkeypatch, *common, f"--ckpt_path={wanted}")
     with warnings.catch_warnings():
@@ -217,7 +217,7 @@ def test_evaluations_of_rounds_that_are_played_again_are_set_aside(monkeypatch, 
     before = {name: (run / f"{name}.json").read_bytes() for name in names}
     fit(monkeypatch, tmp_path, keep, "--ckpt_path=last", rounds=3)  # these rounds stay
     assert {name: (run / f"{name}.json").read_bytes() for name in names} == before
-    with pytest.warns(UserWarning, match=r"test-1\.json is an evaluation of a round that is played again"):
+    with pytest.warns(UserWarning, match=r"test-1\.json is an evaluation of a round that is run again"):
         fit(monkeypatch, tmp_path, keep, f"--ckpt_path={run / 'checkpoints' / 'best-round-1.ckpt'}", rounds=3)
     for name, rows in names.items():
         assert not (run / f"{name}.json").exists()
@@ -231,7 +231,7 @@ def test_another_seed_does_not_go_on_with_a_run(monkeypatch, tmp_path, capsys):
     before = files(tmp_path / "runs")
     with pytest.raises(SystemExit, match=r"^2$"):
         fit(monkeypatch, tmp_path, "--ckpt_path=last", "--seed_everything=1")
-    assert "version_0 has the seed 0, and is to resume with the seed 1: a run has one" in capsys.readouterr().err
+    assert "version_0 has the seed 0, but would resume with the seed 1: a run has one" in capsys.readouterr().err
     assert files(tmp_path / "runs") == before
 
 
@@ -241,7 +241,7 @@ def test_a_new_folder_that_goes_on_with_another_runs_checkpoint(monkeypatch, tmp
     elsewhere = f"--run_dir={tmp_path / 'elsewhere'}"
     with pytest.raises(SystemExit, match=r"^2$"):
         fit(monkeypatch, tmp_path, last, elsewhere, "--seed_everything=1")
-    assert "version_0 has the seed 0, and is to resume with the seed 1" in capsys.readouterr().err
+    assert "version_0 has the seed 0, but would resume with the seed 1" in capsys.readouterr().err
     fit(monkeypatch, tmp_path, last, elsewhere, "--model.method.init_args.lr=0.5")
     assert "model.method.init_args.lr: 0.02 -> 0.5" in capsys.readouterr().out
     [entry] = json.loads((tmp_path / "elsewhere" / "version_0" / "changes.json").read_text())
@@ -293,7 +293,7 @@ def test_a_run_that_goes_on_with_other_images_says_so(monkeypatch, tmp_path):
     other = f"--data.init_args.root={tmp_path / 'b'}"
     with pytest.warns(UserWarning, match="trained on other data .* is evaluated"):
         pfl(monkeypatch, "test", *common, other, "--ckpt_path=last")
-    with pytest.warns(UserWarning, match="trained on other data .* goes on"):
+    with pytest.warns(UserWarning, match="trained on other data .* continues"):
         pfl(monkeypatch, "fit", *common, other, "--ckpt_path=last", "--trainer.max_epochs=2")
     run = tmp_path / "runs" / "version_0"
     [entry] = json.loads((run / "changes.json").read_text())

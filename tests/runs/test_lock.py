@@ -152,7 +152,9 @@ def test_without_locks_the_run_goes_on_and_says_so(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(run_lock.fcntl, "flock", unknown)
-    with pytest.warns(UserWarning, match=r"cannot be locked \(Function not implemented\): see that no other process"):
+    with pytest.warns(
+        UserWarning, match=r"cannot be locked \(Function not implemented\): make sure that no other process"
+    ):
         lock = RunLock(tmp_path)
     lock.release()
     assert list(tmp_path.iterdir()) == []

@@ -126,7 +126,7 @@ def test_a_folder_without_results_is_named(tmp_path, make):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"method": "FedAvg"}', '{"format": "a"}'])
 def test_foreign_results_are_named(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"results\.json is not what a run of this package leaves"):
+    with pytest.raises(ConfigurationError, match=r"results\.json is not a valid file of a run"):
         read_run(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_accuracies_of_clients_that_are_no_numbers_are_left_out(tmp_path):
 def test_a_damaged_config_is_named(tmp_path):
     folder = write_run(tmp_path / "run", config={"seed_everything": 0})
     (folder / "config.yaml").write_text(": : {")
-    with pytest.raises(ConfigurationError, match=r"(?s)config\.yaml is not what a run .* repair the file"):
+    with pytest.raises(ConfigurationError, match=r"(?s)config\.yaml is not a valid file of a run .* repair the file"):
         read_run(folder)
     (folder / "config.yaml").unlink()
     assert read_run(folder).test.mean == 0.5

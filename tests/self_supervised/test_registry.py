@@ -52,7 +52,7 @@ def _without_lightly(monkeypatch):
 @pytest.mark.usefixtures("_without_lightly")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_without_lightly_an_objective_says_what_to_install(name):
-    message = rf"{OBJECTIVES[name].__name__} is made of parts of lightly.*pip install 'pfl-lightning\[ssl\]'"
+    message = rf"{OBJECTIVES[name].__name__} needs the package lightly.*pip install 'pfl-lightning\[ssl\]'"
     with pytest.raises(ConfigurationError, match=message):
         make_objective(name, tiny_encoder((6,)))
 

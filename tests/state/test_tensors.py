@@ -26,7 +26,7 @@ def test_matching_keeps_the_order_of_the_names(patterns, expected):
 
 
 def test_a_pattern_without_a_match_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'Head\.\*' fits no parameter or buffer; there are \['encoder"):
+    with pytest.raises(ConfigurationError, match=r"'Head\.\*' matches no parameter or buffer; there are \['encoder"):
         matching(tuple(NAMES), ("head.*", "Head.*"))
 
 

@@ -78,7 +78,7 @@ def test_values_that_a_run_would_refuse_are_refused_before_it(tmp_path, play):
     assert "cohort: cohort must be a share in (0, 1] or a number of clients" in code
     assert "batch: batch_size must be at least 1, got 0" in code
     assert "clients: num_clients must be at least 1, got 0" in code
-    assert "resumed: ckpt_path: the runs of a study go on by themselves; leave it out" in code
+    assert "resumed: ckpt_path: the runs of a study resume by themselves; leave it out" in code
     assert "rate: model.method.init_args.lr must be a finite number of at least 0, got -0.1" in code
     assert "width" not in code
 
@@ -266,7 +266,7 @@ def test_the_report_alone(tmp_path, play, capsys):
         (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
         (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
         (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
-        (["tiny.yaml", "--run_dir", "x"], "runs go on by themselves, and its folder is --output"),
+        (["tiny.yaml", "--run_dir", "x"], "its folder in --output, and its runs resume by themselves"),
         (["tiny.yaml", "--trainer.max_epochs"], "--trainer.max_epochs has no value"),
         (["--processes", "1"], "pfl study needs a study file"),
         (["tiny.yaml", "--scale", "smoke"], "tiny.yaml has no scale 'smoke'"),

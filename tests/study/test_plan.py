@@ -68,7 +68,7 @@ def test_the_order_of_a_grids_options_makes_no_difference(tmp_path):
     ],
 )
 def test_a_row_whose_label_would_not_be_true_is_refused(tmp_path, grid, words):
-    with pytest.raises(ConfigurationError, match=r"of the grid would be .* in its runs, and not"):
+    with pytest.raises(ConfigurationError, match=r"of the grid would be .* in its runs, not"):
         planned(tmp_path, words, grid=grid)
 
 

@@ -176,7 +176,7 @@ def test_real_trials(tmp_path):
 def test_a_search_whose_trials_all_failed_is_repeated(tmp_path, monkeypatch):
     config, search = config_of(tmp_path), Search(2, SPACE)
     Trials(monkeypatch, fail=True)
-    with pytest.raises(ConfigurationError, match=r"1/log\.txt\)\nMend the cause and give the same command again"):
+    with pytest.raises(ConfigurationError, match=r"1/log\.txt\)\nFix the cause and run the same command again"):
         search_options(search, config, tmp_path / "search")
     trials = Trials(monkeypatch)
     assert search_options(search, config, tmp_path / "search")

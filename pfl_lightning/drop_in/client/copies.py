@@ -43,9 +43,9 @@ def copied(
         except Exception as error:
             name = type(module).__name__
             raise ConfigurationError(
-                f"clients train copies of {name}, and it cannot be copied: {type(error).__name__}: {error}. Make what "
-                "cannot be copied (a lock, an open file) in on_fit_start, or give federate(..., module_factory=...) a "
-                f"function that makes the module, such as lambda: {name}(...), whose weights are then copied"
+                f"clients train copies of {name}, but it cannot be copied: {type(error).__name__}: {error}. Make what "
+                "cannot be copied (a lock, an open file) in on_fit_start, or pass federate(..., module_factory=...) a "
+                f"function that makes the module, such as lambda: {name}(...); its weights are then replaced"
             ) from error
         bind_functions(module, other)
         make_leaves(other)
@@ -189,8 +189,8 @@ def chosen_names(module: nn.Module, found: Collection[str], patterns: Sequence[s
     for pattern, names in fitting.items():
         if not names and found:
             raise ConfigurationError(
-                f"frozen={pattern!r} fits no parameter with requires_grad=False of {type(module).__name__}; there are "
-                f"{list(found)}"
+                f"frozen={pattern!r} matches no parameter with requires_grad=False of {type(module).__name__}; there "
+                f"are {list(found)}"
             )
     return frozenset[str]().union(*fitting.values())
 

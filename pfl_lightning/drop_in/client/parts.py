@@ -72,14 +72,14 @@ class ClientParts:
         """
         if not plain_state(module):
             raise ConfigurationError(
-                f"{type(module).__name__} has no parameters: where setup or configure_model makes its layers, call it "
+                f"{type(module).__name__} has no parameters: if setup or configure_model makes its layers, call it "
                 "before the module is federated"
             )
         layers, given = [layer for layer, _ in module.named_modules() if layer], f"features={self.features!r}"
         if self.features is not None and not self.method.feature_based:
             raise ConfigurationError(f"{given}: {self.method.__name__} needs no features; leave it out")
         if self.features is not None and self.features not in layers:
-            raise ConfigurationError(f"{given} is no layer of {type(module).__name__}; there are {', '.join(layers)}")
+            raise ConfigurationError(f"{type(module).__name__} has no layer {given}; there are {', '.join(layers)}")
         if self.method.feature_based and self.head is None:
             return True
         roles, classes, source = find_roles(module, self.head or ()), 0, None
@@ -123,14 +123,14 @@ class ClientParts:
         if width is None:
             raise ConfigurationError(
                 f"{self.method.__name__} works on features of the shape (batch, d), and {place} "
-                f"{seen or trace.problem or 'nothing in a step'}: name a layer with one vector for each sample by "
-                "features="
+                f"{seen or trace.problem or 'nothing in a step'}: set features= to a layer with one vector for each "
+                "sample"
             ) from trace.error
         if self.method.scores_features and (scores is None or scores < classes or width != entering):
             raise ConfigurationError(
-                f"{self.method.__name__} passes features through the head by itself: {name!r} takes {entering} numbers "
-                f"and gives {scores} scores, of {width} features and {classes} classes. Leave features= away, and let "
-                "the head give one score for each class"
+                f"{self.method.__name__} passes features through the head itself: {name!r} takes {entering} numbers "
+                f"and gives {scores} scores, expected {width} features and {classes} classes. Leave features= out, and "
+                "let the head give one score for each class"
             )
         source = FeatureSource(self.features, width, self.labels)
         return self._client(module, max(classes, scores or 0), roles, source)

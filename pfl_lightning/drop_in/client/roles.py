@@ -48,8 +48,8 @@ def find_roles(module: nn.Module, head: str | Sequence[str]) -> Roles:
     roles = Roles(named_part(module, "head", head))
     if roles and _is_everything(module, roles.head):
         raise ConfigurationError(
-            f"head={head!r} fits all parameters of {_name(module)}, so that none is left for the encoder: name the "
-            "last layers alone"
+            f"head={head!r} matches all parameters of {_name(module)}, so none is left for the encoder: name only "
+            "the last layers"
         )
     return roles
 
@@ -76,8 +76,8 @@ def chosen_parts(
     unset = [n for n, b in module.named_buffers() if n in travels and not bool(b.isfinite().all())]
     if unset:
         raise ConfigurationError(
-            f"shared={shared!r} names {unset[0]} of {_name(module)}, whose first values are not finite and have no "
-            "mean: give it finite ones, or leave it on the clients"
+            f"shared={shared!r} names {unset[0]} of {_name(module)}, whose initial values are not finite and have no "
+            "mean: set finite ones, or leave it on the clients"
         )
     return stays, travels
 
@@ -99,7 +99,7 @@ def named_part(module: nn.Module, option: str, patterns: str | Sequence[str]) ->
         if not fitting:
             parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
             raise ConfigurationError(
-                f"{option}={pattern!r} fits no parameter or persistent buffer"
+                f"{option}={pattern!r} matches no parameter or persistent buffer"
                 f"{did_you_mean(pattern.rstrip('*.'), sorted(parts))}; there are {names}"
             )
         found |= fitting
@@ -144,12 +144,12 @@ def traced_head(module: nn.Module, trace: Trace, method: str) -> Roles:
         rest = {name: [n for n, _ in module.named_parameters() if not f"{n}.".startswith(f"{name}.")] for name in near}
         candidates = ", ".join(repr(name) for name, others in rest.items() if others) or "none"
         raise ConfigurationError(
-            f"{method} sets the head of {_name(module)} apart, and the loss of a traced batch does not tell which "
-            f"layer that is: {problem}. Name it by head= (candidates: {candidates}), or take a method without a head, "
+            f"{method} needs the head of {_name(module)}, but the loss of a traced batch does not show "
+            f"which layer it is: {problem}. Set head= (candidates: {candidates}), or use a method without a head, "
             "such as FedAvg"
         ) from trace.error
     _log.warning(
-        "head of %s: %r, the one last layer that the loss of a traced batch depends on (%s); head= names another",
+        "head of %s: %r, the only last layer that the loss of a traced batch depends on (%s); set head= for another",
         _name(module),
         trace.last[0],
         ", ".join(found),
@@ -189,7 +189,7 @@ def head_layer(module: nn.Module, roles: Roles) -> str:
     ]
     if not fitting:
         raise ConfigurationError(
-            f"a method on features takes a head that is one layer of {type(module).__name__} (such as nn.Linear, or "
+            f"a method on features needs a head that is one layer of {type(module).__name__} (such as nn.Linear, or "
             f"nn.Sequential with one): head= has {', '.join(sorted(roles.head)) or 'nothing'}"
         )
     innermost: str = max(fitting, key=len)

@@ -147,18 +147,18 @@ class Transient:
         self._named |= {*lost, *shared}
         if lost:
             _log.warning(
-                "local fits change attributes of %s that are not kept for the client's next: %s. Each local fit and "
-                "evaluation begins with their first values. Kept are numbers, strings, tensors, lists and dictionaries "
-                "of these, up to 10,000 values; a larger tensor belongs into register_buffer, and an average of the "
-                "weights into a layer (a copy of the network) or Lightning's WeightAveraging",
+                "local fits change attributes of %s that are not kept for the client's next fit: %s. Each local fit "
+                "and evaluation begins with their initial values. Kept are numbers, strings, tensors, lists and "
+                "dictionaries of these, up to 10,000 values; a larger tensor belongs in register_buffer, and an "
+                "average of the weights in a layer (a copy of the network) or Lightning's WeightAveraging",
                 kind.__name__,
                 ", ".join(lost),
             )
         if shared:
             _log.warning(
-                "a local fit has changed %s, which the class holds for all clients: what one puts there, the next one "
-                "finds, and worker processes have each their own. Set it in __init__ (self.%s = ...) for each client "
-                "to have its own",
+                "a local fit has changed %s, a class attribute that all clients share: the next client finds the "
+                "changed value, and each worker process has its own. Set it in __init__ (self.%s = ...) to give each "
+                "client its own",
                 ", ".join(shared),
                 shared[0].rpartition(".")[2],
             )
@@ -167,9 +167,9 @@ class Transient:
 def warn_of_forms(kind: str, names: list[str]) -> None:
     """Warn of buffers that have changed their form: of a module's class, what :meth:`Transient.restore_forms` found."""
     _log.warning(
-        "buffers of %s changed their shapes in a local fit or an evaluation: %s. One shape holds for all clients and "
-        "the server: these values are neither sent nor saved, and every local fit and evaluation begins with the first "
-        "shape. To have them averaged and saved, give register_buffer the final shape in __init__",
+        "buffers of %s changed their shapes in a local fit or an evaluation: %s. A buffer has one shape for all "
+        "clients and the server: these values are neither sent nor saved, and every local fit and evaluation begins "
+        "with the first shape. To have them averaged and saved, give register_buffer the final shape in __init__",
         kind,
         ", ".join(names),
     )

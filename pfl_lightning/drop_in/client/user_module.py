@@ -198,8 +198,8 @@ class UserModule(ModuleSteps):
         if not self.roles:
             if ("encoder.*" in patterns) != ("head.*" in patterns):
                 raise HeadNeeded(
-                    f"{type(self.client).__name__} sets the head of {type(self.module).__name__} apart, and it has "
-                    "none: name the last layers by head="
+                    f"{type(self.client).__name__} needs the head of {type(self.module).__name__}, which has none: "
+                    "set head= to its last layers"
                 )
             patterns = [pattern for pattern in patterns if pattern != "head.*"]
         fitting = set(matching(tuple(roles), tuple(patterns)))

@@ -109,7 +109,7 @@ class FeatureCapture:
         name = type(self._module).__name__
         if found is None:
             raise ConfigurationError(
-                f"a step of {name} has not called the layer with the features ({self.place}): name by features= a "
+                f"a step of {name} has not called the layer with the features ({self.place}): set features= to a "
                 "layer that it calls"
             )
         return self._checked(found)
@@ -120,7 +120,7 @@ class FeatureCapture:
         if features.ndim != 2 or features.shape[1] != width:
             raise ConfigurationError(
                 f"features must have the shape (batch, {width}), {self.place} of {name} has {tuple(found.shape)}: "
-                "name by features= the layer behind which there is one vector for each sample (after the pooling)"
+                "set features= to the layer that gives one vector for each sample (after the pooling)"
             )
         return features
 
@@ -147,7 +147,7 @@ def classes_of_batch(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
     if len(found) and (least := int(found.min())) < 0:
         raise ClassesUnknown(
             f"this method needs the class of every sample, 0 or more, got {least}. It cannot train with samples that "
-            f"ignore_index={least} leaves out of a loss: take them out of the data, or use a method that needs no "
+            f"ignore_index={least} leaves out of a loss: remove them from the data, or use a method that needs no "
             "classes, such as FedAvg, FedPer or Ditto"
         )
     return found
@@ -169,9 +169,9 @@ def _classes_of(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
     if known is None:
         example = "batch.y" if hasattr(batch, "y") else 'batch["topic"]'
         raise (ClassesUnknown if labels is None else ConfigurationError)(
-            f"this method needs the class of every sample, a batch here is a {type(batch).__name__} that is no pair "
-            f"(inputs, classes), has no entry {', '.join(LABEL_KEYS)}, and is no batch of graphs with a class y for "
-            f"each of them; {reason}: give labels= a function that returns the classes (N,) of a batch, such as "
+            f"this method needs the class of every sample, a batch here is a {type(batch).__name__} that is not a pair "
+            f"(inputs, classes), has no entry {', '.join(LABEL_KEYS)}, and is not a batch of graphs with a class y for "
+            f"each of them; {reason}: set labels= to a function that returns the classes (N,) of a batch, such as "
             f"lambda batch: {example}"
         )
     return known
@@ -223,8 +223,8 @@ def say_if_equal(views: Sequence[Any], method: str) -> None:
     first, second = views
     if same(first, second):
         _log.warning(
-            "%s compares two views of each item, two readings of it, and both are equal: the training Dataset has no "
+            "%s compares two views of each item, which is read twice, and both are equal: the training Dataset has no "
             "random transform (crops, flips, noise), and no hook of module or data module (on_after_batch_transfer) "
-            "changes batches at random; give it one of these",
+            "changes batches at random; add one of these",
             method,
         )

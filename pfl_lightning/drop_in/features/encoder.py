@@ -98,9 +98,9 @@ class ModuleEncoder(nn.Module):
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"the features of all of a client's samples are computed by forward, or by the training step of "
-                f"{type(self.module).__name__} outside a fit, which ended in {type(error).__name__}: {error}. Let "
-                "batches be tuples (inputs, ...), and forward take the inputs"
+                "the features of all of a client's samples are computed by forward, or by the training step of "
+                f"{type(self.module).__name__} outside a fit, which ended in {type(error).__name__}: {error}. Use "
+                "batches (inputs, ...), and a forward that takes the inputs"
             ) from error
 
     def _compared(self, batch: Any, found: Tensor) -> Tensor:
@@ -114,9 +114,9 @@ class ModuleEncoder(nn.Module):
             own = own if other._capture.calls == 1 else found  # several calls are told in a fit
         if own.shape != found.shape or (own - found).norm() > 0.01 * found.norm():
             warnings.warn(
-                f"statistics are of features of {type(self.module).__name__}.forward(batch[0]), and its training_step "
-                "has others of the same batch: it uses further entries (a mask), or changes inputs. Let batches be "
-                "(inputs, classes), and change inputs in forward or on_after_batch_transfer; random ones are no fault",
+                f"statistics use features of {type(self.module).__name__}.forward(batch[0]), but its training_step has "
+                "different ones for the same batch: it uses further entries (a mask), or changes inputs. Use batches "
+                "(inputs, classes), and change inputs in forward or on_after_batch_transfer (also at random)",
                 stacklevel=2,
             )
         return found

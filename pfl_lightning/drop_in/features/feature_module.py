@@ -63,15 +63,15 @@ class FeatureModule(UserModule):
         method = type(self.client)
         if not self.module.automatic_optimization:
             raise ConfigurationError(
-                f"{method.__name__} computes the loss that is stepped on from the module's features, and "
-                f"{type(self.module).__name__} steps its optimizers by itself (manual optimization): use a method that "
+                f"{method.__name__} computes the training loss from the module's features, but "
+                f"{type(self.module).__name__} steps its optimizers itself (manual optimization): use a method that "
                 "needs no features"
             )
         enters = method.head_input is not FederatedClient.head_input
         if enters and self.source.layer is not None:
             raise ConfigurationError(
-                f"{method.__name__} puts layers of its own in front of the head, whose input the features are: leave "
-                "features= out"
+                f"{method.__name__} puts its own layers in front of the head, so the features are the head's input: "
+                "leave features= out"
             )
         self._capture = FeatureCapture(self.module, self.head_name, self.source, self._enter if enters else None)
         self._capture.compared = not method.steps_on_modules  # whose own steps take them from forward
@@ -119,7 +119,7 @@ class FeatureModule(UserModule):
         highest, known = int(classes.max()), self.client.num_classes
         if highest >= known:
             raise ConfigurationError(
-                f"a batch has the class {highest}, and there are {known} classes, 0 to {known - 1}, by the data and "
+                f"a batch has the class {highest}, but there are {known} classes, 0 to {known - 1}, by the data and "
                 f"the head ({self.head_name}): correct labels=, or the width of the head"
             )
         return features, classes
@@ -186,8 +186,8 @@ class FeatureModule(UserModule):
                 if self._capture.calls > 1:
                     warnings.warn(
                         f"a training step of {type(self.module).__name__} computes features {self._capture.calls} "
-                        f"times ({self._capture.place}), and {type(self.client).__name__} takes those of the last call "
-                        "alone: call the model once, or name by features= a layer that is called once",
+                        f"times ({self._capture.place}), and {type(self.client).__name__} uses only those of the last "
+                        "call: call the model once, or set features= to a layer that is called once",
                         stacklevel=2,
                     )
             for view in views[1:]:
@@ -196,7 +196,7 @@ class FeatureModule(UserModule):
             if len(self._classes) != len(found[0]):
                 raise ConfigurationError(
                     f"a batch has {len(self._classes)} classes, and {self._capture.place} has {len(found[0])} rows: "
-                    "name by features= a layer with one vector for each sample, or correct labels="
+                    "set features= to a layer with one vector for each sample, or correct labels="
                 )
             return output
 

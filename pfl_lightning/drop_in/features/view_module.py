@@ -82,8 +82,8 @@ class ViewModule(FeatureModule):
     def _not_logged(self, what: str) -> ConfigurationError:
         module, method = type(self.module).__name__, type(self.client).__name__
         return ConfigurationError(
-            f"{what}, and what {module}'s own steps log (train_loss, val_loss) is not there while {method} trains it "
-            "by an objective of its own: leave it out, or let a callback of the outer Trainer watch "
+            f"{what}, but {module}'s own steps, which log train_loss or val_loss, do not run while {method} "
+            "trains it by its own objective: leave it out, or let a callback of the outer Trainer watch "
             "train/self_supervised or val_accuracy/mean (mode='max')"
         )
 

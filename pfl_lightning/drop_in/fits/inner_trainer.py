@@ -95,8 +95,8 @@ class Trainer(L.Trainer):
 def _say_of_optimizers(name: str) -> None:
     _log.warning(
         "%s asks for its optimizers or schedulers (self.optimizers(), self.lr_schedulers()) in an evaluation, where a "
-        "client has none: it gets new ones of its configure_optimizers, which have learned nothing. Ask for them in "
-        "hooks of the training, or where self.trainer.training is true",
+        "client has none: it gets new ones from configure_optimizers, without state. Ask for them "
+        "in training hooks, or where self.trainer.training is true",
         name,
     )
 

@@ -72,7 +72,7 @@ class ClassScores:
                 with environment.precision.forward_context():
                     self._given = self._module(batch[0])
             except Exception as error:  # whatever code does that was not written for these inputs
-                _log.info("no accuracy of %s: its forward ended in %r", type(self._module).__name__, error)
+                _log.info("no accuracy of %s: its forward failed with %r", type(self._module).__name__, error)
                 self._missing = True
             self.see(batch)
         return not self._missing
@@ -98,10 +98,10 @@ class ClassScores:
             self._num_classes = self._num_classes or width
         if 1 < self._num_classes < width:
             warnings.warn(
-                f"no accuracy is computed: forward gives {width} numbers for each item, and the data have "
-                f"{self._num_classes} classes, so that the numbers may be scores or features. If they are scores, name "
-                f"all {width} classes: `classes` of the data set, or class_names of its data module; if not, log an "
-                "accuracy of your own",
+                f"no accuracy is computed: forward gives {width} numbers for each item, but the data have "
+                f"{self._num_classes} classes, so the numbers may be scores or features. If they are scores, name "
+                f"all {width} classes: `classes` of the data set, or class_names of its data module; if not, log "
+                "your own accuracy",
                 stacklevel=2,
             )
         return width == self._num_classes
@@ -199,8 +199,8 @@ def _run_steps(task: StepsTask) -> dict[str, float]:
         note = f"{place}: if self.trainer lacks something, it is a Trainer that evaluates one client, not the outer one"
         if not isinstance(error, AttributeError):
             note = (
-                f"{place}, on the {len(task.asked.part)} items that are the client's. If, and only if, they need the "
-                "whole of a validation or test set: FederatedLoop(..., shared_evaluation=True), or federate(..., "
+                f"{place}, on the {len(task.asked.part)} items that belong to the client. Only if they need "
+                "a whole validation or test set: FederatedLoop(..., shared_evaluation=True), or federate(..., "
                 "shared_evaluation=True), gives every client all of it"
             )
         error.add_note(note)

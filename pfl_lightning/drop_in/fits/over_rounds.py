@@ -50,8 +50,8 @@ class Continuity:
         if self.schedule == "rounds":
             raise ConfigurationError(
                 "schedule='rounds' is for built-in methods: a LightningModule's schedules may also follow metrics and "
-                "thawed layers, which a client does not have of rounds without it; use 'continue', which is the same "
-                "where every client takes part in every round"
+                "thawed layers, which are unknown for rounds without the client; use 'continue', which is the same "
+                "if every client takes part in every round"
             )
         check_choice("schedule", self.schedule, ("continue", "restart"))
         check_choice("optimizer_state", self.optimizer_state, ("keep", "reset"))

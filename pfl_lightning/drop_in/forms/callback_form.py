@@ -122,9 +122,9 @@ class CallbackForm:
         personal = federation.clients.personal.get(0).values()
         if module is not self._module or any(value.is_floating_point() for value in personal):
             warnings.warn(
-                f"every client is evaluated with the weights that this {type(module).__name__} holds, which are those "
-                "of no checkpoint of this Trainer. With ckpt_path= (of a federation), or the module that was fitted, "
-                "each is evaluated with its own model",
+                f"every client is evaluated with the weights that this {type(module).__name__} holds, which are from "
+                "no checkpoint of this Trainer. Pass ckpt_path= (of a federation), or the module that was fitted, "
+                "to evaluate each with its own model",
                 stacklevel=2,
             )
 
@@ -175,8 +175,8 @@ class CallbackForm:
         """A federation of a module and of the data that the Trainer was given, or the callback."""
         if given.is_for_evaluation and not self._has_own_data and not brings(module, "train_dataloader"):
             raise ConfigurationError(
-                f"the Trainer was given {', '.join(given.loaders)} alone, and clients are known by their training "
-                "items: call trainer.fit first, give a LightningDataModule, or give the training loader to "
+                f"the Trainer was given only {', '.join(given.loaders)}, but clients are known by their training "
+                "items: call trainer.fit first, pass a LightningDataModule, or pass the training loader to "
                 "FederatedLoop(..., train_dataloaders=...)"
             )
         own = {} if self._has_own_data else {"datamodule": given.datamodule, **given.loaders}

@@ -31,7 +31,7 @@ def check_labels(labels: Any) -> None:
     """
     if labels is not None and not callable(labels):
         raise ConfigurationError(
-            f"labels is a function of an item that gives its class, got {labels!r}: give a function, such as "
+            f"labels must be a function that returns the class of an item, got {labels!r}: pass a function, such as "
             f"lambda item: item[{labels if isinstance(labels, str | int) else 'label'!r}]"
         )
 
@@ -55,7 +55,7 @@ def check_module(module: Any) -> L.LightningModule:
     if not known or isinstance(module, FederatedClient | Federation):
         name = f"{type(module).__module__}.{type(module).__qualname__}"
         raise ConfigurationError(
-            f"expected a LightningModule of the package lightning or pytorch_lightning, no federation yet, got {name}"
+            f"expected a LightningModule of lightning or pytorch_lightning that is not yet a federation, got {name}"
         )
     if not brings(module, "training_step"):
         raise ConfigurationError(f"{type(module).__name__} has no training_step")
@@ -101,15 +101,15 @@ def check_method(method: type[FederatedClient], settings: Collection[str]) -> No
     """
     if not (method.model_agnostic or method.feature_based):
         raise ConfigurationError(
-            f"{method.__name__} trains an encoder by steps of its own, which a user's LightningModule does not take. "
-            f"Train its layers that give features: Federation({method.__name__}, encoder=lambda shape: Net().backbone) "
+            f"{method.__name__} trains an encoder by its own steps, not by a LightningModule's. Train "
+            f"the layers that give features: Federation({method.__name__}, encoder=lambda shape: Net().backbone) "
             "with their width as backbone.out_features, on images such as FromLightning's (docs/drop_in.md). Or use a "
             "method of `pfl methods` that takes a module, or your own with model_agnostic or feature_based = True"
         )
     own = ", ".join(sorted({*settings} & OF_MODULE))
     if own:
         raise ConfigurationError(
-            f"{own}: not for a user's LightningModule, whose layers stay as they are (features= may name one before a "
-            "ReLU) and whose configure_optimizers says how it is trained (federate and FederatedLoop have an option "
-            "schedule of their own)"
+            f"{own}: not for a LightningModule, whose layers are not changed (features= may name one before "
+            "a ReLU), and whose configure_optimizers defines its training (federate and FederatedLoop have their "
+            "own option schedule)"
         )

@@ -80,13 +80,13 @@ def data_of(
     if isinstance(given, FederatedDataModule | list | tuple):
         if is_divided:
             raise ConfigurationError(
-                f"{type(given).__name__} is divided among clients already, as a list with the data of each is: leave "
+                f"{type(given).__name__} is already divided among clients, as is a list with the data of each: leave "
                 "out partition, num_clients, labels and shared_evaluation"
             )
         if isinstance(given, FromSilos) and given.tensor_options:
             raise ConfigurationError(
-                f"{', '.join(given.tensor_options)}: of FromSilos, the package's own methods alone take this; clients "
-                "of a module have what their Datasets and loaders say: set it there"
+                f"{', '.join(given.tensor_options)} of FromSilos: only the package's own methods use this; clients "
+                "of a module use their Datasets and loaders: set it there"
             )
         return given if isinstance(given, FederatedDataModule) else FromSilos(given)
     if not isinstance(given, LightningDataModule) and not is_older(given):
@@ -126,8 +126,8 @@ def _from_loaders(
     columns = [found.get(name) or [None] * len(own) for name in GIVEN]
     if any(not isinstance(column, list | tuple) or len(column) != len(own) for column in columns):
         raise ConfigurationError(
-            f"there are {len(own)} loaders for training, one a client, and other loaders are not {len(own)}: give a "
-            "list of as many, or num_clients for one loader that is divided among clients"
+            f"there are {len(own)} training loaders, one for each client, and other loaders are not {len(own)}: pass a "
+            "list of as many, or num_clients with one loader that is divided among clients"
         )
     return [GivenLoaders(*row) for row in zip(*columns, strict=True)]
 
@@ -137,9 +137,9 @@ class _StreamOfModule(IterableDataset[Any]):
 
     def __iter__(self) -> NoReturn:
         raise ConfigurationError(
-            "the module's train_dataloader gives an IterableDataset, of which each client has its own, read in its "
-            "local fits alone and by an inner Trainer: use TrainerEngine, and a method that reads no training data "
-            "beside the steps (FedAvg, FedPer with head=, ...), or give a list of data sets, one a client"
+            "the module's train_dataloader gives an IterableDataset; each client has its own, which only an inner "
+            "Trainer reads, in local fits: use TrainerEngine and a method that reads training data only in its "
+            "steps (FedAvg, FedPer with head=, ...), or pass a list of data sets, one for each client"
         )
 
 
@@ -178,8 +178,8 @@ def with_loaders(data: Any, loaders: Mapping[str, Any]) -> FromLoaders:
     """
     if not isinstance(data, FromLoaders):
         raise ConfigurationError(
-            f"the Trainer was given {', '.join(loaders)}, and the clients' data are of a {type(data).__name__}: give "
-            "it to the Trainer as for trainer.fit, its own loaders are used"
+            f"the Trainer was given {', '.join(loaders)}, but the clients' data are from a {type(data).__name__}: pass "
+            "it to the Trainer as in trainer.fit; its own loaders are used"
         )
     parts, size = {}, 1
     for name, given in loaders.items():
@@ -187,7 +187,7 @@ def with_loaders(data: Any, loaders: Mapping[str, Any]) -> FromLoaders:
         own = loaders_of(of_the_call)["train"]
         if len(own.loaders) > 1:
             raise ConfigurationError(
-                f"{name} has {len(own.loaders)} loaders, and the data were divided without them: give them in a data "
+                f"{name} has {len(own.loaders)} loaders, but the data were divided without them: pass them in a data "
                 "module, or to federate, before the data are divided"
             )
         parts[_PARTS[name]] = _splits(data, source_of(own.first, of_the_call, "test"), own.first)

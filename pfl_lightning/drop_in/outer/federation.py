@@ -202,7 +202,7 @@ class ModuleFederation(UserHooks):
         if personalization.new_head and not self._parts.method.feature_based:
             raise ConfigurationError(
                 f"personalize.train {personalization.train!r} puts a new head on features, and {method} has "
-                "none: use 'head', which trains the head that is there, 'all', or a method on features (FedPAC)"
+                "no features: use 'head', which trains the existing head, 'all', or a method on features (FedPAC)"
             )
         if personalization.train == "head" and self.is_set_up:
             self._parts.find_missing_head(self._client_model, self.data)

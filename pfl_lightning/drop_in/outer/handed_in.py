@@ -58,11 +58,11 @@ def sort_callbacks(
     if inside:
         check_local(inside, gives_trainer)
         names = ", ".join(type(callback).__name__ for callback in inside)
-        _log.info("%s: runs inside local fits, a new copy in each, as %s(..., local_callbacks=) says it", names, call)
+        _log.info("%s: runs inside local fits, a new copy in each, as with %s(..., local_callbacks=)", names, call)
     if by_batches:
         warnings.warn(
-            f"{'; '.join(by_batches)}: in the outer Trainer a batch is a client, a step is none of theirs, and there "
-            f"is no backward pass. For the batches of each client use {call}(..., local_callbacks=[...]), and "
+            f"{'; '.join(by_batches)}: in the outer Trainer a batch is a client, and there are no training steps "
+            f"and no backward pass. For the batches of each client use {call}(..., local_callbacks=[...]), and "
             "every_n_epochs for checkpoints after so many rounds",
             stacklevel=2,
         )

@@ -25,13 +25,13 @@ def what_travels(client: FederatedClient) -> str:
     sent = set(client.shared_names()) & set(every)
     fixed = set(client.fixed_names()) & set(every)
     frozen = client.frozen & set(every)
-    rest = {"with each client": set(every) - sent - fixed - frozen, "at their first values": fixed, "frozen": frozen}
+    rest = {"with each client": set(every) - sent - fixed - frozen, "at their initial values": fixed, "frozen": frozen}
     number = "all" if len(sent) == len(every) else str(len(sent)) if sent else "none"
     travels = f" ({outline(sent, every)})" if sent and len(sent) < len(every) else ""
     stays = [f"{how}: {outline(names, every)}" for how, names in rest.items() if names]
     return (
-        f"Between clients and server travel {number} of the {len(every)} tensors of {type(client.step_module).__name__}"
-        f"{travels}{'; stay ' if stays else ''}{'; '.join(stays)}"
+        f"{number.capitalize()} of the {len(every)} tensors of {type(client.step_module).__name__} travel between "
+        f"clients and server{travels}{'; stay ' if stays else ''}{'; '.join(stays)}"
     )
 
 
@@ -93,7 +93,7 @@ class AveragedBuffers:
         names = tuple(dict.fromkeys(map(bare_name, found)))
         warnings.warn(
             f"local fits change buffers of {type(module).__name__} that are averaged over the clients: "
-            f"{', '.join(names)}. Queues, memories and places in them have no mean: personal={names!r} keeps them with "
-            f"each client; shared={names!r} says that a mean is meant",
+            f"{', '.join(names)}. Queues, memory banks and positions in them have no mean: personal={names!r} keeps "
+            f"them on each client; shared={names!r} confirms the mean",
             stacklevel=2,
         )

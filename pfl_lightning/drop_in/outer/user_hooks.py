@@ -93,8 +93,8 @@ class UserHooks(ShowsGlobalModel):
         """
         if not any(len(self.data.client_data(client).test) for client in self.data.evaluated_clients()):
             raise ConfigurationError(
-                "trainer.test needs test data, and no client has any: give a test_dataloader in the data module or the "
-                "module, in this call (under FederatedLoop(method=...)) or to federate, or use trainer.validate"
+                "trainer.test needs test data, and no client has any: add a test_dataloader to the data module or the "
+                "module, to this call (under FederatedLoop(method=...)) or to federate, or use trainer.validate"
             )
         super().on_test_start()
 

@@ -65,18 +65,18 @@ class UserModuleOwner:
         name = type(self.module).__name__
         if self._start is not None and changed_since(self._start, self.module)["values of"]:
             warnings.warn(
-                f"values of {name} have changed since the federation was made of it: clients begin with it as it is "
-                "now. Give each federation a module of its own",
+                f"values of {name} have changed since the federation was made of it: clients begin with its present "
+                "values. Give each federation its own module",
                 stacklevel=2,
             )
         self.look()
         later = {} if fits else {"requires_grad of": self._changed.pop("requires_grad of", set())}
         found, self._changed = [f"{kind} {_listed(names)}" for kind, names in self._changed.items() if names], later
         if found:
-            best = "" if fits else ", and for the clients of the best round give ckpt_path='best'"
+            best = "" if fits else ", and for the clients of the best round pass ckpt_path='best'"
             warnings.warn(
                 f"changes made to {name} between calls of the Trainer do not reach the clients: {'; '.join(found)}. "
-                "For them to count, give a new FederatedLoop (with federate: call it again), which begins with the "
+                "To use them, pass a new FederatedLoop (with federate: call it again), which begins with the "
                 f"module as it is now{best}",
                 stacklevel=2,
             )
@@ -275,7 +275,7 @@ def _warn_of_pooled_numbers(
         warnings.warn(
             f"{'; '.join(dict.fromkeys(found))}: made before there are clients, from the data of all ({sizes}), "
             f"of which client {first} has {len(data.client_data(first).train)} training items. A "
-            "schedule by such a number is too slow. In configure_optimizers and later hooks "
+            "schedule of that length is too slow. In configure_optimizers and later hooks "
             "len(self.trainer.train_dataloader), self.trainer.num_training_batches and "
             "self.trainer.estimated_stepping_batches are the client's own",
             stacklevel=2,

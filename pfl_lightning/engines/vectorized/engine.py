@@ -163,7 +163,7 @@ class VectorizedEngine(Engine):
         def measure(compute: Computation, inputs: StepInputs, index: int) -> None:
             together, alone = seconds_of_step(compute, inputs, index, self.clock)
             self.choices[name] = "vmap" if together <= alone else "loop"
-            times = f"{1000 * together:.3g} ms at once and {1000 * alone:.3g} ms one after the other"
+            times = f"{1000 * together:.3g} ms at once and {1000 * alone:.3g} ms sequentially"
             said = f"a step of {len(inputs.batch[0])} clients of {name} takes {times}"
             if together > alone:
                 raise CannotVectorizeError(said)

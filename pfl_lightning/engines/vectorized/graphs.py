@@ -104,7 +104,7 @@ class GraphedComputation:
         outputs = recorder.warm_up(lambda: self._compute(inputs, index))
         if not GeneratorStates.read(device).is_as(before):
             self._refused = True
-            self._log("training_step draws random numbers (dropout, say); its steps are launched without CUDA graphs")
+            self._log("training_step draws random numbers (as in dropout); its steps run without CUDA graphs")
         self._warmed_up += 1
         return outputs
 

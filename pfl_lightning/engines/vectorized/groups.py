@@ -98,5 +98,5 @@ class Groups:
                 yield from alone(((model, task) for task in group), environment) if found is None else found
                 continue
             self.at_once = (len(group) + 1) // 2
-            self._log(f"{len(group)} clients at once need too much memory; going on with {self.at_once} at once")
+            self._log(f"{len(group)} clients at once need too much memory; continuing with {self.at_once} at once")
             getattr(torch.get_device_module(environment.device), "empty_cache", lambda: None)()

@@ -58,7 +58,7 @@ class NoLogs(dict[str, list[Tensor]]):
     def setdefault(self, key: str, default: Any = None) -> NoReturn:
         """Refuse what is logged under the name ``key``."""
         raise ConfigurationError(
-            f"{key!r} is logged by side effect ({_users_line()}), which VectorizedEngine cannot take for many clients "
+            f"{key!r} is logged by side effect ({_users_line()}), which VectorizedEngine cannot do for many clients "
             "at once; return it in training_step's dictionary instead, or use SequentialEngine"
         )
 

@@ -141,6 +141,6 @@ def _names_of(optimizer: Optimizer, client: FederatedClient) -> list[list[str]]:
             if id(parameter) not in names:
                 raise CannotVectorizeError(
                     f"the optimizer of {type(client).__name__} holds a tensor of shape {tuple(parameter.shape)} "
-                    "that is no parameter of the client"
+                    "that is not a parameter of the client"
                 )
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]

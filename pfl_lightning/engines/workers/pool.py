@@ -173,7 +173,7 @@ class WorkerPool:
             worker, reply = self._receive(idle)
             slot = idle.pop(worker)
             if isinstance(reply, WorkerDiedError):
-                _log.warning("%s: an idle worker died; another takes its place (%s)", self._name, _lines(reply)[0])
+                _log.warning("%s: an idle worker died and is replaced (%s)", self._name, _lines(reply)[0])
                 self._renew(slot)
 
     def _hand_out(self, run: _Run) -> None:
@@ -244,7 +244,7 @@ class WorkerPool:
                 f"{about}: {deaths} workers in turn have died on it, the last: {_lines(error)[0]}; "
                 "if the system killed them for lack of memory, use fewer workers"
             ) from error
-        message = "%s: a worker died on %s, and another takes its place (%s)"
+        message = "%s: a worker died on %s and is replaced (%s)"
         _log.warning(message, self._name, about, _lines(error)[0])
         for run, number, again in reversed(lost):
             run.waiting.appendleft((number, again))

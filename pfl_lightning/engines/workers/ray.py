@@ -304,8 +304,8 @@ def _warn_if_reachable(ray: Any) -> None:
     reachable = sorted(host for host in hosts - {"::1", "localhost"} if not host.startswith("127."))
     if reachable:
         warnings.warn(
-            f"Ray's processes of this run can be reached from other machines, at {', '.join(reachable)}: keep them out "
-            f"by a firewall, or unset {CLUSTERS} if it is set",
+            f"Ray's processes of this run can be reached from other machines, at {', '.join(reachable)}: block them "
+            f"with a firewall, or unset {CLUSTERS} if it is set",
             stacklevel=3,
         )
 

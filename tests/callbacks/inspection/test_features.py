@@ -88,7 +88,7 @@ def test_without_tensorboard_there_is_no_projector(tmp_path, caplog):
 
 
 def test_too_few_samples_are_named():
-    with pytest.warns(UserWarning, match="no figure of features: 3 samples, a t-SNE takes at least 4"):
+    with pytest.warns(UserWarning, match="no figure of features: 3 samples, a t-SNE needs at least 4"):
         run(QUICK, callbacks=[FeatureEmbedding(1, clients=3, samples=1)])
 
 

@@ -132,7 +132,7 @@ def test_mistaken_arguments():
         FromSilos(SITES, client_names=NAMES[:2])
     with pytest.raises(ValueError, match="test items of client 0, whose silo is a DataLoader"):
         FromSilos([DataLoader(SITES[0])], test_silos=[SITES[1]])
-    with pytest.raises(ConfigurationError, match="test_share: of FromSilos, the package's own methods alone"):
+    with pytest.raises(ConfigurationError, match="test_share of FromSilos: only the package's own methods"):
         federate(Net(), FromSilos(SITES, test_share=0.3), FedAvg)
 
 

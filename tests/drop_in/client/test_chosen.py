@@ -123,10 +123,10 @@ def test_a_novel_client_begins_with_the_first_values():
 
 
 WRONG = [
-    ({"personal": ("quee*",)}, r"personal='quee\*' fits no parameter or persistent buffer; there are \['ring'"),
-    ({"personal": "rings"}, "personal='rings' fits no parameter or persistent buffer; did you mean 'ring'?"),
+    ({"personal": ("quee*",)}, r"personal='quee\*' matches no parameter or persistent buffer; there are \['ring'"),
+    ({"personal": "rings"}, "personal='rings' matches no parameter or persistent buffer; did you mean 'ring'?"),
     ({"shared": ["ring", "bodi.*"]}, "did you mean 'body'?"),
-    ({"personal": ("scratch",)}, "personal='scratch' fits no parameter or persistent buffer"),
+    ({"personal": ("scratch",)}, "personal='scratch' matches no parameter or persistent buffer"),
     ({"personal": ("fc*",), "shared": ("*.bias",)}, "both name fc.bias of Ring"),
 ]
 
@@ -158,7 +158,7 @@ def test_tied_weights_stay_together_and_buffers_to_be_set_are_not_shared():
     assert chosen_parts(module, ("a", "b"), ())[0] == {"a.weight", "b.weight"}
     with pytest.raises(ConfigurationError, match=r"one parameter of Module \(tied weights\), and personal='a' names"):
         chosen_parts(module, "a", ())
-    with pytest.raises(ConfigurationError, match="names threshold of Module, whose first values are not finite"):
+    with pytest.raises(ConfigurationError, match="names threshold of Module, whose initial values are not finite"):
         chosen_parts(module, (), ("thres*",))
 
 

@@ -80,7 +80,7 @@ def test_results_that_a_module_holds_need_no_factory(module, engine):
 
 def test_the_error_names_the_factory():
     with pytest.raises(
-        ConfigurationError, match=r"Locked, and it cannot be copied: .*module_factory=.*Locked\(\.\.\.\)"
+        ConfigurationError, match=r"Locked, but it cannot be copied: .*module_factory=.*Locked\(\.\.\.\)"
     ):
         federate(Locked(), Data(), FedAvg, num_clients=2)
 

@@ -230,7 +230,9 @@ def test_what_setup_thaws_trains():
 
 
 def test_patterns_are_checked():
-    with pytest.raises(ConfigurationError, match=r"frozen='head' fits no parameter with requires_grad=False of Frozen"):
+    with pytest.raises(
+        ConfigurationError, match=r"frozen='head' matches no parameter with requires_grad=False of Frozen"
+    ):
         federate(Frozen(), Data(), FedAvg, num_clients=2, frozen=["head"])
 
 

@@ -104,7 +104,7 @@ def test_a_copy_of_a_client_restores_its_own_layers():
 def test_a_module_that_cannot_be_copied_is_refused():
     module = Remembering()
     module.lock = threading.Lock()
-    with pytest.raises(ConfigurationError, match=r"copies of Remembering, and it cannot be copied: .*lock"):
+    with pytest.raises(ConfigurationError, match=r"copies of Remembering, but it cannot be copied: .*lock"):
         federate(module, Data(), FedAvg, num_clients=2)
 
 

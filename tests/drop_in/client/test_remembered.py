@@ -204,8 +204,8 @@ def test_what_is_not_kept_and_what_the_class_shares_is_named_once(caplog):
     assert "attributes of Holding that" in message
     assert "next: long, helpers. Each local fit" in message
     assert "steps" not in message.partition("Each local fit")[0]
-    (message,) = [message for message in caplog.messages if "the class holds" in message]
-    assert "has changed Holding.history, which the class holds for all clients" in message
+    (message,) = [message for message in caplog.messages if "a class attribute" in message]
+    assert "has changed Holding.history, a class attribute that all clients share" in message
     assert "in __init__ (self.history = ...)" in message
 
 

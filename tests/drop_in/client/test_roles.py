@@ -27,7 +27,9 @@ def test_the_traced_head_is_said(caplog):
     with caplog.at_level(logging.WARNING, "pfl_lightning"):
         found = traced_head(Mixed(), Trace(last=("classifier.1",), norms=("scale",), problem=None), "FedPer")
     assert found.head == find_roles(Mixed(), ["classifier.1", "scale"]).head
-    assert "head of Mixed: 'classifier.1', the one last layer that the loss of a traced batch depends on" in caplog.text
+    assert (
+        "head of Mixed: 'classifier.1', the only last layer that the loss of a traced batch depends on" in caplog.text
+    )
     assert "classifier.1.weight" in caplog.text
 
 
@@ -37,7 +39,7 @@ def test_the_traced_head_is_said(caplog):
         (
             Mixed(),
             Trace(problem="the step ended in KeyError: 'x'"),
-            "ended in KeyError: 'x'. Name it by head= .candidates: .*classif",
+            "ended in KeyError: 'x'. Set head= .candidates: .*classif",
         ),
         (
             Mixed(),
@@ -47,12 +49,12 @@ def test_the_traced_head_is_said(caplog):
         (
             nn.Sequential(nn.Linear(2, 2)),
             Trace(("0",), problem=None),
-            "'0' has all parameters of the module. .*candidates: none.*take a method without a head",
+            "'0' has all parameters of the module. .*candidates: none.*use a method without a head",
         ),
     ],
 )
 def test_a_head_that_is_not_sure_is_refused(module, trace, message):
-    with pytest.raises(ConfigurationError, match=f"FedPer sets the head of {type(module).__name__} apart.*{message}"):
+    with pytest.raises(ConfigurationError, match=f"FedPer needs the head of {type(module).__name__}.*{message}"):
         traced_head(module, trace, "FedPer")
 
 
@@ -78,10 +80,10 @@ def test_patterns_name_layers_or_parameters(head, expected, caplog):
 @pytest.mark.parametrize(
     ("module", "head", "message"),
     [
-        (Mixed(), "fc", "head='fc' fits no parameter or persistent buffer; there are .'first.weight'"),
-        (Mixed(), ["classifier", "nothing.*"], "head='nothing..' fits no"),
-        (Mixed(), "*", "fits all parameters of Mixed, so that none is left for the encoder"),
-        (nn.Sequential(nn.Linear(2, 2)), "0", "fits all parameters of Sequential"),
+        (Mixed(), "fc", "head='fc' matches no parameter or persistent buffer; there are .'first.weight'"),
+        (Mixed(), ["classifier", "nothing.*"], "head='nothing..' matches no"),
+        (Mixed(), "*", "matches all parameters of Mixed, so none is left for the encoder"),
+        (nn.Sequential(nn.Linear(2, 2)), "0", "matches all parameters of Sequential"),
     ],
 )
 def test_patterns_that_divide_nothing_are_refused(module, head, message):
@@ -99,7 +101,7 @@ def test_tied_weights_are_of_one_part():
 
     with pytest.raises(ConfigurationError, match=r"embedding.weight and output.weight are one parameter"):
         find_roles(Tied(), "output")
-    with pytest.raises(ConfigurationError, match=r"FedPer sets the head of Tied apart.*are one parameter"):
+    with pytest.raises(ConfigurationError, match=r"FedPer needs the head of Tied.*are one parameter"):
         traced_head(Tied(), Trace(last=("output",), problem=None), "FedPer")
     assert find_roles(Tied(), ["embedding", "output"]).head == {"embedding.weight", "output.weight", "output.bias"}
     assert not find_roles(Tied(), ())
@@ -116,7 +118,7 @@ class Convolutional(Net):
 
 @pytest.mark.parametrize("method", [FedPer, LGFedAvg])
 def test_a_method_that_sets_a_head_apart_asks_for_it(method):
-    with pytest.raises(ConfigurationError, match=f"{method.__name__} sets the head of Convolutional apart.*head="):
+    with pytest.raises(ConfigurationError, match=f"{method.__name__} needs the head of Convolutional.*head="):
         run_project(method, module=Convolutional(), head=())
 
 

@@ -259,7 +259,7 @@ def test_what_is_not_sure_is_refused(module, last, message):
     module = module()
     found = trace(module)
     assert set(found.last) == set(last)
-    with pytest.raises(ConfigurationError, match=f"FedPer sets the head of {type(module).__name__} apart.*{message}"):
+    with pytest.raises(ConfigurationError, match=f"FedPer needs the head of {type(module).__name__}.*{message}"):
         traced_head(module, found, "FedPer")
 
 
@@ -267,7 +267,7 @@ def test_a_federation_takes_the_traced_head_or_asks_for_it():
     federation, _ = run_project(FedPer, module=Unused())
     shared = {name.removeprefix("module.") for name in federation.server.weights.as_state()}
     assert shared == {n for n in Unused().state_dict() if not n.startswith("fc.")}
-    with pytest.raises(ConfigurationError, match="FedPer sets the head of TwoHeads apart"):
+    with pytest.raises(ConfigurationError, match="FedPer needs the head of TwoHeads"):
         run_project(FedPer, module=TwoHeads())
     run_project(FedPer, module=TwoHeads(), head=["fc", "second"])
     run_project(FedAvg, module=TwoHeads())

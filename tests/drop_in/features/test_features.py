@@ -240,7 +240,7 @@ def test_labels_say_the_class_of_an_item_and_of_a_batch(method):
     federation, trainer = fitted(method, TopicData(), module=Topics(), num_clients=3, cohorts=[range(3)], labels=topic)
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
     assert federation.clients.models[0].num_classes == 5
-    with pytest.raises(ConfigurationError, match=r"a batch here is a dict .* labels= is not given: give labels="):
+    with pytest.raises(ConfigurationError, match=r"a batch here is a dict .* labels= is not given: set labels="):
         fitted(method, TopicData(), module=Topics(), num_clients=3, cohorts=[range(3)])
     wrong = r"labels= gave a tensor of shape \(4, 6\) and type torch.float32"
     with pytest.raises(ConfigurationError, match=wrong):
@@ -280,7 +280,7 @@ def test_a_named_layer_has_the_features():
     assert_same(states(named, "module"), states(whole, "module"))
     wider, _ = fitted(FedProto, Data(), cohorts=COHORTS, features="body.1", head="fc", prediction="classifier")
     assert wider.server.prototypes.shape == (5, 5)
-    with pytest.raises(ConfigurationError, match=r"FedGH passes features through the head by itself: 'fc' takes 4"):
+    with pytest.raises(ConfigurationError, match=r"FedGH passes features through the head itself: 'fc' takes 4"):
         fitted(FedGH, Data(), features="body.1")
 
 
@@ -302,10 +302,10 @@ class Steering(Net):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (TwoScores, r"a batch has 4 classes, and the input of 'fc' has 8 rows: name by features="),
+        (TwoScores, r"a batch has 4 classes, and the input of 'fc' has 8 rows: set features="),
         (
             Steering,
-            "sets the head of Steering apart",
+            "needs the head of Steering",
         ),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_method_with_steps_of_its_own_is_refused():
     class Own(FedAvg):
         model_agnostic = False
 
-    with pytest.raises(ConfigurationError, match="Own trains an encoder by steps of its own"):
+    with pytest.raises(ConfigurationError, match="Own trains an encoder by its own steps"):
         federate(Net(), Data(), Own, num_clients=2)
 
 
@@ -448,7 +448,7 @@ def last(batch):
     return batch[-1]
 
 
-OTHER = "statistics are of features of (Masked|Scaling).forward"
+OTHER = "statistics use features of (Masked|Scaling).forward"
 
 
 @pytest.mark.parametrize("engine", [SequentialEngine, TrainerEngine])
@@ -458,7 +458,7 @@ def test_statistics_of_other_features_than_the_step_s_are_told_once(method, engi
     for options in (masked, {"data": Data(), "module": Scaling(), "cohorts": COHORTS}):
         with pytest.warns(UserWarning, match=OTHER) as caught:
             fitted(method, rounds=2, engine=engine(), **options)
-        said = [str(each.message) for each in caught if "statistics are of features" in str(each.message)]
+        said = [str(each.message) for each in caught if "statistics use features" in str(each.message)]
         assert len(said) == 1
         assert said[0].startswith("client 0, round 1: ")
 

@@ -291,7 +291,9 @@ class Graph:
 
 
 def test_batches_that_cannot_be_joined_are_told():
-    with pytest.raises(ConfigurationError, match=r"passes both views .* a Graph, of which two do not make one: use an"):
+    with pytest.raises(
+        ConfigurationError, match=r"passes both views .* a Graph, and two of these cannot be joined: use an"
+    ):
         joined((Graph(1, 2),), (Graph(1, 2),))
 
 
@@ -354,7 +356,7 @@ def test_a_plateau_on_what_the_modules_steps_log_is_refused():
         run_project(PFLSSL, module=Plateau(), objective=OBJECTIVE)
 
 
-WATCH = r"own steps log \(train_loss, val_loss\) is not there while PFLSSL .* val_accuracy/mean \(mode='max'\)"
+WATCH = r"own steps, which log train_loss or val_loss, do not run while PFLSSL .* val_accuracy/mean \(mode='max'\)"
 
 
 class Stops(Net):

@@ -140,7 +140,7 @@ def test_a_head_with_more_outputs_than_classes_is_told_why_there_is_no_accuracy(
     said = [str(warning.message) for warning in found if "no accuracy" in str(warning.message)]
     assert len(said) == 1
     assert (
-        f"{wide.fc.out_features} numbers for each item, and the data have {wide.fc.out_features - 2} classes" in said[0]
+        f"{wide.fc.out_features} numbers for each item, but the data have {wide.fc.out_features - 2} classes" in said[0]
     )
     assert "val_accuracy/mean" not in trainer.callback_metrics
 
@@ -196,7 +196,7 @@ def test_the_note_of_an_error_fits_it():
 
     for error, expected, other in (
         (Broken.error, "if self.trainer lacks something", "shared_evaluation"),
-        (ValueError("too few"), "If, and only if, they need the whole of a validation", "self.trainer"),
+        (ValueError("too few"), "Only if they need a whole validation", "self.trainer"),
     ):
         Broken.error = error
         with pytest.raises(type(error)) as caught:

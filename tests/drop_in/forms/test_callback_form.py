@@ -185,7 +185,7 @@ def test_loaders(tmp_path):
 
 def test_evaluations_need_training_data():
     trainer = quiet_trainer(1, FederatedLoop(method=FedPer, **OPTIONS))
-    with pytest.raises(ConfigurationError, match="given test_dataloaders alone, and clients are known by their train"):
+    with pytest.raises(ConfigurationError, match="given only test_dataloaders, but clients are known by their train"):
         trainer.test(Net(), loaders()["test_dataloaders"])
 
 
@@ -235,7 +235,7 @@ def test_wrong_use_is_refused():
     with pytest.raises(ConfigurationError, match=r"FederatedLoop\(method=FedPer, num_clients=10\) it makes the federa"):
         quiet_trainer(1, FederatedLoop()).fit(Net(), Data())
     federation, data = federate(Net(), Data(), FedPer, num_clients=3)
-    with pytest.raises(ConfigurationError, match="no federation yet, got"):
+    with pytest.raises(ConfigurationError, match="not yet a federation, got"):
         quiet_trainer(1, loop).fit(federation, data)
     with pytest.raises(ConfigurationError, match="max_steps"):
         quiet_trainer(1, loop, max_steps=5).fit(Net(), Data())

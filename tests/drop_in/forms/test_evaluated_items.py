@@ -191,7 +191,7 @@ def test_held_out_items_count_for_a_later_loader():
 
 def test_a_shared_evaluation_needs_a_loader():
     loop = FederatedLoop(method=FedAvg, num_clients=2, shared_evaluation=True)
-    with pytest.raises(ValueError, match="and there are none"):
+    with pytest.raises(ValueError, match="but there are none"):
         quiet_trainer(1, loop).fit(Net(), DataLoader(items(30), 4))
     silos = [DataLoader(items(9), 4), DataLoader(items(9), 4)]
     loop = FederatedLoop(method=FedAvg, datamodule=silos, shared_evaluation=True)

@@ -61,12 +61,12 @@ def test_one_loader_is_divided():
         (
             [],
             {"train_dataloaders": [loader(4), loader(4)], "val_dataloaders": loader(4)},
-            "there are 2 loaders for training, one a client, and other loaders are not 2: give",
+            "there are 2 training loaders, one for each client, and other loaders are not 2: pass",
         ),
         (
             [[loader(4), loader(4)]],
             {"val_dataloaders": [loader(4)]},
-            "there are 2 loaders for training, one a client, and other loaders are not 2: give",
+            "there are 2 training loaders, one for each client, and other loaders are not 2: pass",
         ),
     ],
 )

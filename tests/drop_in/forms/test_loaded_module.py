@@ -68,7 +68,7 @@ def test_a_module_of_no_checkpoint_is_tested_with_its_own_weights(tmp_path):
     torch.manual_seed(3)
     other = Net()
     before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.warns(UserWarning, match="those of no checkpoint of this Trainer"):
+    with pytest.warns(UserWarning, match="from no checkpoint of this Trainer"):
         found = trainer.test(other, test, verbose=False)[0]
     assert (loop.federation, loop.data, loop.rounds) == fitted_loop
     assert_same(other.state_dict(), before, atol=0)

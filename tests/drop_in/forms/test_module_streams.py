@@ -67,7 +67,7 @@ def test_each_client_has_the_stream_of_its_own_copy(tmp_path):
 
 
 def test_it_is_read_by_an_inner_trainer():
-    with pytest.raises(ConfigurationError, match=r"an IterableDataset, of which each client has its own.*use TrainerE"):
+    with pytest.raises(ConfigurationError, match=r"an IterableDataset; each client has its own.*use TrainerE"):
         fitted(1, engine=SequentialEngine())
 
 
@@ -77,7 +77,9 @@ def test_a_stream_that_needs_a_set_up_is_given_by_the_client():
             self.ready = True
 
     federation, data = federate(Prepared(), method=FedAvg, num_clients=2)
-    with pytest.raises(TypeError, match=r"give a map-style Dataset .*, or a list of data sets, one a client.*__init__"):
+    with pytest.raises(
+        TypeError, match=r"use a map-style Dataset .*, or a list of data sets, one for each client.*__init__"
+    ):
         quiet_trainer(1).fit(federation, datamodule=data)
 
 

@@ -87,7 +87,7 @@ def test_a_stream_trains_as_the_same_items_in_order(engine):
 @pytest.mark.parametrize("options", [{"num_clients": 2}, {"partition": IID(2)}, {"labels": len}])
 def test_they_are_divided_already(options):
     with pytest.raises(
-        ConfigurationError, match="is divided among clients already, as a list with the data of each is"
+        ConfigurationError, match="is already divided among clients, as is a list with the data of each"
     ):
         federate(Net(), [samples(4, 0), samples(4, 1)], FedAvg, **options)
 

@@ -71,7 +71,7 @@ def test_changes_between_two_fits_are_named_once():
         "values of fc.bias",
         "hyper-parameters width",
         "attributes lr",
-        "give a new FederatedLoop",
+        "pass a new FederatedLoop",
     ):
         assert part in said, part
     with warnings.catch_warnings():

@@ -45,7 +45,7 @@ def said(method=FedAvg, rounds=2, module=None, clients=5, **options):
 def test_averaged_buffers_are_named_once():
     (message,) = said(rounds=3)
     assert "of Moving that are averaged over the clients: memory, layer.shift." in message
-    assert "personal=('memory', 'layer.shift') keeps them with each client" in message
+    assert "personal=('memory', 'layer.shift') keeps them on each client" in message
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def line(method, module=None, **options):
 
 def test_the_line():
     assert line(FedAvg) == (
-        "Between clients and server travel 10 of the 11 tensors of Moving (memory, grid, body.*, fc.*, layer.*); stay "
+        "10 of the 11 tensors of Moving travel between clients and server (memory, grid, body.*, fc.*, layer.*); stay "
         "with each client: steps"
     )
     assert line(FedPer, head="fc", module=Net()) == (
-        "Between clients and server travel 4 of the 6 tensors of Net (body.*); stay with each client: fc.*"
+        "4 of the 6 tensors of Net travel between clients and server (body.*); stay with each client: fc.*"
     )
-    assert line(FedBABU, head="fc", module=Net()).endswith("(body.*); stay at their first values: fc.*")
-    assert line(FedAvg, module=Net()) == "Between clients and server travel all of the 6 tensors of Net"
+    assert line(FedBABU, head="fc", module=Net()).endswith("(body.*); stay at their initial values: fc.*")
+    assert line(FedAvg, module=Net()) == "All of the 6 tensors of Net travel between clients and server"
     assert line(LocalOnly, module=Net()) == (
-        "Between clients and server travel none of the 6 tensors of Net; stay with each client: body.*, fc.*"
+        "None of the 6 tensors of Net travel between clients and server; stay with each client: body.*, fc.*"
     )
     assert "6 of the 12 tensors of Net (global_model.*)" in line(Ditto, module=Net())
 
@@ -93,7 +93,7 @@ def test_parts_of_a_layer_and_frozen_ones():
     module = Net(norm=True)
     module.body[0].requires_grad_(False)
     assert line(FedBN, module=module) == (
-        "Between clients and server travel 4 of the 11 tensors of Net (body.3.*, fc.*); stay with each client: "
+        "4 of the 11 tensors of Net travel between clients and server (body.3.*, fc.*); stay with each client: "
         "body.1.*; frozen: body.0.*"
     )
 
@@ -102,4 +102,4 @@ def test_the_line_is_printed_before_the_first_round(monkeypatch):
     printed = []
     monkeypatch.setattr("pfl_lightning.drop_in.outer.federation.rank_zero_info", printed.append)
     run_project(FedAvg, 3, module=Net(), cohorts=[range(5)] * 3)
-    assert printed == ["Between clients and server travel all of the 6 tensors of Net"]
+    assert printed == ["All of the 6 tensors of Net travel between clients and server"]

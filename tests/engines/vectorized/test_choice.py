@@ -97,7 +97,7 @@ def test_the_faster_way_is_taken_once_for_all(timed, encoder):
     assert set(one_by_one.engine.choices.values()) == {"loop"}
     (line,) = one_by_one.engine._warned
     assert "a step of 5 clients of Sequential" in line
-    assert "takes 6 ms at once and 5 ms one after the other. Its clients run one by one" in line
+    assert "takes 6 ms at once and 5 ms sequentially. Its clients run one by one" in line
     assert_same(whole_state(one_by_one), whole_state(run(FIT, 2, encoder=encoder, engine=SequentialEngine())))
     assert len(timed.found) == 2
 

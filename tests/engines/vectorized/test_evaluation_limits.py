@@ -105,7 +105,7 @@ def test_an_out_of_memory_error_in_the_fine_tuning_halves_the_group(monkeypatch,
     assert_scores_agree(
         evaluate(federation, VectorizedEngine(forward="vmap")), evaluate(federation, SequentialEngine())
     )
-    assert said() == ["VectorizedEngine: 3 clients at once need too much memory; going on with 2 at once"]
+    assert said() == ["VectorizedEngine: 3 clients at once need too much memory; continuing with 2 at once"]
 
 
 def test_the_engine_can_be_pickled():

@@ -107,7 +107,7 @@ class LooksAtIndex(FedAvg):
 @pytest.mark.parametrize(
     ("method", "encoder", "reason"),
     [
-        (FedAvg, dropout_encoder, "training_step draws random numbers (dropout, say); its steps are launched without"),
+        (FedAvg, dropout_encoder, "training_step draws random numbers (as in dropout); its steps run without"),
         (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step uses the number of the batch; its steps are"),
     ],
     ids=["dropout", "index"],
@@ -143,7 +143,7 @@ def test_a_capture_without_memory_halves_the_group(graphs, monkeypatch):
 
     monkeypatch.setattr(EmulatedGraph, "capture", large)
     engine, got, expected = trained(partial(FedAvg, epochs=3), 1)
-    assert engine._warned == {"3 clients at once need too much memory; going on with 2 at once"}
+    assert engine._warned == {"3 clients at once need too much memory; continuing with 2 at once"}
     assert_same(got, expected, atol=1e-6)
 
 

@@ -184,7 +184,7 @@ def test_an_out_of_memory_error_halves_the_group(most, monkeypatch, said):
     got = run(partial(FedProx, lr=0.05), 2, cohorts=ALL, engine=VectorizedEngine())
     assert sizes == ([5, 3, 2, 3, 2] if most == 3 else [5, 3, 2])
     assert len(said()) == (1 if most == 3 else 3)
-    assert "5 clients at once need too much memory; going on with 3 at once" in said()[0]
+    assert "5 clients at once need too much memory; continuing with 3 at once" in said()[0]
     assert_same(whole_state(got), whole_state(run(partial(FedProx, lr=0.05), 2, cohorts=ALL)), atol=1e-6)
 
 
