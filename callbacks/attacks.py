@@ -82,7 +82,7 @@ def triggered(inputs: Tensor) -> Tensor:
 
 
 class Attack(L.Callback):
-    """Lets a share of the clients lie, and tells honest clients' accuracies from theirs.
+    """Callback that lets a share of the clients lie, and reports honest clients' and liars' accuracies separately.
 
     ``results.json``, ``clients.csv`` and the tables made of them then have the honest clients' accuracies alone, and
     an entry ``attack`` those of the liars; loggers get both, ``val_accuracy/honest`` and ``val_accuracy/liars``.
@@ -163,7 +163,7 @@ class Attack(L.Callback):
             data.poison(Poison(self.lying, data.num_classes, target))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leave the data as they were."""
+        """Restore the data."""
         data: Any = getattr(trainer, "datamodule", None)
         if stage == "fit" and self.kind in ("label_flip", "backdoor") and data is not None:
             data.poison(None)
@@ -171,7 +171,7 @@ class Attack(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Get between the clients and the server."""
+        """Change the liars' updates between clients and server."""
         round = loop_of(trainer).current_round
         if batch_idx == 0 and round is not None and self.kind not in ("none", "label_flip"):
             round.let_forge(self._forged)
@@ -264,7 +264,7 @@ class Attack(L.Callback):
         return {"kind": self.kind, "scale": self.scale, "liars": sorted(self.lying), "last": dict(self.seen)}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the last evaluation has shown, for the checkpoint."""
+        """Results of the last evaluation, for the checkpoint."""
         return {"seen": dict(self.seen)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

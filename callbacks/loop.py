@@ -69,7 +69,7 @@ class FederatedLoop(RoundLoop):
 
     @property
     def makes_federations(self) -> bool:
-        """Whether it has a method."""
+        """Whether the loop has a method, and so makes federations."""
         return self._form is not None
 
     @property
@@ -105,14 +105,14 @@ class FederatedLoop(RoundLoop):
         super().setup(trainer, pl_module, stage)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say with which weights clients are evaluated, where that may be a mistake."""
+        """Warn with which weights clients are evaluated, where that may be a mistake."""
         if self._form is not None:
             self._form.begin_evaluation(trainer, pl_module)
 
     on_test_start = on_validation_start
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say what no client has trained of the model that predicts."""
+        """Warn of parts that no client has trained in the model that predicts."""
         if self._form is not None:
             self._form.begin_predictions(trainer, pl_module)
 

@@ -15,7 +15,7 @@ from pfl_lightning.federation.loop import loop_of
 
 
 class RoundProgress(L.Callback):
-    """Says after every round how the run is going, above Lightning's progress bar where there is one.
+    """Callback that prints a line after every round, above Lightning's progress bar where there is one.
 
     Example::
 
@@ -38,17 +38,17 @@ class RoundProgress(L.Callback):
         self._start, self._rounds = 0.0, 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Count from here on."""
+        """Start the count of rounds and seconds."""
         self._before, self._summary = _totals(trainer), {}
         self._start, self._rounds = time.perf_counter(), 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keep what was found until the end of the round."""
+        """Keep the accuracies until the end of the round."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._summary = pl_module.evaluation.summary
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Say how the round went."""
+        """Print the round's line."""
         if not loop_of(trainer).aggregated:  # stopped in its middle
             return
         self._rounds += 1

@@ -46,7 +46,7 @@ from pfl_lightning.state.files import replace_file
 
 
 class ResultsWriter(L.Callback):
-    """Keeps the accuracies of every client and writes them when the fit ends, in whatever way.
+    """Callback that keeps the accuracies of every client and writes them when the fit ends, in any way.
 
     Each evaluation adds its rows to ``client_curves.csv``.
 
@@ -80,13 +80,13 @@ class ResultsWriter(L.Callback):
         self._counted: tuple[float, int, int] = (0.0, 0, 0)  # seconds and bytes of the rounds in the history
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Note whether what a checkpoint has seen is to go on."""
+        """Note whether a checkpoint's results are to be continued."""
         self._fits = stage == "fit"
 
     # ------------------------------------------------------------------ after every round
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Look whether this round is the choice of one of the rules; outside of a fit, write what was found."""
+        """Check whether a rule chooses this round; outside of a fit, write the results."""
         if trainer.state.fn != TrainerFn.FITTING:
             return self._write_evaluation(trainer, pl_module, "validation")
         if trainer.sanity_checking or not loop_of(trainer).aggregated:  # of a round that was stopped in its middle
@@ -112,7 +112,7 @@ class ResultsWriter(L.Callback):
         return None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note a round that was not evaluated, too; not one that was stopped in its middle."""
+        """Note a finished round, evaluated or not."""
         known = bool(self.history) and self.history[-1].round == trainer.current_epoch + 1
         if not known and loop_of(trainer).aggregated:
             self._add(trainer, 0)
@@ -141,7 +141,7 @@ class ResultsWriter(L.Callback):
     # ------------------------------------------------------------------ at the end
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lock the folder against other processes, and save the partition beside the results.
+        """Lock the folder against other processes, and save the partition next to the results.
 
         Raises:
             RunLockedError: Another process is writing its results there.
@@ -157,7 +157,7 @@ class ResultsWriter(L.Callback):
             trainer.datamodule.save_partition(str(folder / PARTITION))  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """From now on there may be results to write; those of a run that goes on say that it is not finished."""
+        """Allow results to be written from now on; those of a resumed run say that it is not finished."""
         self._playing, self._finished = True, False
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             cut_curves(self.folder(trainer), loop_of(trainer).rounds)
@@ -172,7 +172,7 @@ class ResultsWriter(L.Callback):
         self.write(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Write what there is, so that a run that ends early leaves its results."""
+        """Write the results so far when a run ends early."""
         try:
             refused = isinstance(exception, RunLockedError)  # another process holds the folder
             if self._playing and not refused and loop_of(trainer).rounds:
@@ -186,7 +186,7 @@ class ResultsWriter(L.Callback):
             self._unlock()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let others write to the folder."""
+        """Unlock the folder."""
         self._unlock()
 
     def _unlock(self) -> None:
@@ -195,7 +195,7 @@ class ResultsWriter(L.Callback):
             self._lock = None
 
     def folder(self, trainer: L.Trainer) -> Path:
-        """Where the results go."""
+        """Folder of the results."""
         return Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -252,13 +252,13 @@ class ResultsWriter(L.Callback):
 
     @property
     def evaluated_clients(self) -> int:
-        """How many clients the last evaluation had."""
+        """Number of clients in the last evaluation."""
         return next((entry.clients for entry in reversed(self.history) if entry.clients), 0)
 
     def summaries(
         self, part: Part = "test", metric: str = "accuracy", lower_is_better: bool = False
     ) -> dict[str, ClientSummary]:
-        """A metric over clients in the chosen rounds, by choice, as far as there are any.
+        """Summaries of a metric over clients in the chosen rounds, by choice.
 
         Args:
             part: Of which parts.

@@ -15,7 +15,7 @@ Late = Literal["drop", "partial", "next"]
 
 
 class Stragglers(L.Callback):
-    """Rounds in simulated time, whose clients may not be there, be slow, or drop out.
+    """Callback that simulates time: clients may be absent, be slow, or drop out.
 
     The loop's sample is of clients that are there: further ones are asked in the places of others. A client's update
     is there after the seconds of its messages and of the local steps that it takes. It is left out as one that fails
@@ -76,7 +76,7 @@ class Stragglers(L.Callback):
             self.simulation = Simulation(Fleet(self.devices, federation.data, federation.seed), *self._rule)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse what does not go together.
+        """Refuse options that cannot be combined.
 
         Raises:
             ConfigurationError: Late updates of a method whose server does not average models; privacy.

@@ -32,7 +32,7 @@ RECENT = 1000
 
 
 class FederatedDataModule(LightningDataModule, ABC):
-    """Data set divided among clients. A subclass overrides :meth:`load` alone.
+    """Data set divided among clients. A subclass overrides only :meth:`load`.
 
     The samples are held once, as tensors; a client is an index list. If the data set has a test set, test splits come
     from it alone. If it has none, a stratified share of the whole set is held out for tests before the partition rule
@@ -199,7 +199,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             self._ready = found
 
     def read_whole(self) -> None:
-        """Hold all samples as tensors, as the package's own methods need them: so they are, unless they are items."""
+        """Hold all samples as tensors, which the package's own methods need; does nothing unless the data are items."""
 
     def _divide(self, samples: Samples) -> Division:
         return divide(
@@ -224,7 +224,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def client_names(self) -> tuple[str, ...] | None:
-        """A name for each client; None where they have numbers alone."""
+        """A name for each client; None where they have only numbers."""
         return self.partition.client_names or None
 
     @property
@@ -234,7 +234,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def input_encoding(self) -> dict[str, Any] | None:
-        """By what rows of a table become inputs, as plain values; None where inputs are what the data set holds."""
+        """Encoding of a table's rows as inputs, in plain values; None where inputs need no encoding."""
         return None
 
     @property
@@ -296,7 +296,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return found
 
     def poison(self, change: Callable[[int, ClientData], ClientData] | None) -> None:
-        """Change what clients have, for tests of a federation in which some lie; ``None`` changes nothing any more.
+        """Change clients' samples, to test a federation in which some clients lie; ``None`` ends it.
 
         Args:
             change: Gives a client's splits, by its number and the splits as they are.

@@ -23,7 +23,7 @@ SPAN = ("start", "end")
 
 @dataclass(frozen=True)
 class Devices:
-    """What clients' devices are like; what is not in the trace is drawn by the run's seed.
+    """Properties of clients' devices; those that are not in the trace are drawn with the run's seed.
 
     Attributes:
         trace: A CSV file with a row for each client: its number or name in the column ``client``, and any of

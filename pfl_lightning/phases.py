@@ -20,7 +20,7 @@ Source = Literal["own", "public"]
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a local fit in which a named part of the model trains and the rest is frozen.
+    """Part of a local fit in which named parameters train and the rest is frozen.
 
     Attributes:
         name: Name in messages; nothing depends on it.
@@ -56,7 +56,7 @@ class Phase:
     lr_share: float | None = None
 
     def check_numbers(self) -> None:
-        """Refuse epochs and learning rates that are no numbers, or too small; called before the first round."""
+        """Refuse epochs and learning rates that are not numbers or are too small; called before the first round."""
         check_at_least(f"epochs of the phase {self.name!r}", self.epochs, 0)
         if self.lr is not None:
             check_learning_rate(f"lr of the phase {self.name!r}", self.lr)
@@ -80,7 +80,7 @@ class _SGD:
 
 @dataclass(frozen=True)
 class Personalization:
-    """Adaptation of a trained model to the own data of every client, those that never trained included.
+    """Adaptation of a trained model to each client's own data, also for clients that never trained.
 
     The second stage of Calibre (Chen et al., ICDCS 2024), with its settings as defaults, and of FedAvg-FT and FedBABU.
     Batches are single views, without augmentation by default; ``drop_last`` of the data module does not count. Where
@@ -121,7 +121,7 @@ class Personalization:
 
     @property
     def new_head(self) -> bool:
-        """Whether clients train a new linear head in place of the method's own."""
+        """Whether clients train a new linear head instead of the method's own."""
         return self.train in ("linear", "linear+encoder")
 
     @property

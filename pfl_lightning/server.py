@@ -190,7 +190,7 @@ class Aggregator(nn.Module):
         raise NotImplementedError
 
     def use_optimizer(self, client: FederatedClient, make: MakeOptimizer) -> None:
-        """Let an optimizer take the server's steps, from now on; of an averaging server, see there.
+        """Let an optimizer take the server's steps from now on; see :class:`AveragingAggregator`.
 
         Args:
             client: The client as it is before the first round.
@@ -208,7 +208,7 @@ class Aggregator(nn.Module):
         )
 
     def takes_mean(self) -> bool:
-        """Return whether one update may stand for the mean of a cohort: it makes no difference which client sent what.
+        """Return whether the mean of a cohort's updates may replace them: it does not matter which client sent what.
 
         With :class:`~pfl_lightning.privacy.ClientPrivacy` the server receives such an update, and no other.
         """

@@ -149,14 +149,16 @@ def test_engines_agree(trace, pair):
 def test_too_few_in_time_for_the_rule_is_said_of_whom(trace):
     """In a first round, too: nobody lies, the round is empty. The next one follows."""
     own = Stragglers(Devices(trace), deadline=50, late="drop")
-    said = r"round 1 is undone: 4 updates came, and MultiKrum\(byzantine=1\) needs 5\. client 4, round 1: .*; the next"
+    said = (
+        r"round 1 is undone: 4 updates arrived, and MultiKrum\(byzantine=1\) needs 5\. client 4, round 1: .*; the next"
+    )
     with pytest.warns(UserWarning, match=said):
         federation = run(METHOD, 2, callbacks=[own], store={"robust": MultiKrum(1)})
     assert federation.rounds_trained == [0] * CLIENTS
 
 
 def test_a_rule_that_lacks_updates_says_what_to_do():
-    with pytest.raises(FederationError, match=r"round 1: 3 updates came, and MultiKrum\(byzantine=1\) needs 5"):
+    with pytest.raises(FederationError, match=r"round 1: 3 updates arrived, and MultiKrum\(byzantine=1\) needs 5"):
         run(METHOD, 1, cohorts=[range(3)], store={"robust": MultiKrum(1)})
     said = r"round 2 is undone: 3 updates came.*; look at these clients, or take larger cohorts, or a rule for fewer"
     with pytest.warns(UserWarning, match=said):
@@ -166,14 +168,14 @@ def test_a_rule_that_lacks_updates_says_what_to_do():
 @pytest.mark.parametrize("late", ["drop", "partial"])
 def test_privacy_and_stragglers_exclude_each_other(late):
     own = Stragglers(deadline=5, late=late)
-    with pytest.raises(ConfigurationError, match=r"Stragglers and privacy both say who counts.*use one of them"):
+    with pytest.raises(ConfigurationError, match=r"Stragglers and privacy both decide who counts.*use one of them"):
         run(METHOD, loop=FederatedLoop(), callbacks=[own], store={"privacy": ClientPrivacy(1.0)})
 
 
 @pytest.mark.parametrize(("method", "field"), [(FedPAC, "variance"), (SCAFFOLD, "control")])
 def test_an_attack_does_not_lift_what_privacy_refuses(method, field):
     options = {"momentum": 0.0} if method is SCAFFOLD else {}
-    with pytest.raises(ConfigurationError, match=f"{method.__name__} takes no privacy: .*{field}"):
+    with pytest.raises(ConfigurationError, match=f"{method.__name__} does not support privacy: .*{field}"):
         run(
             for_toy(method, **options),
             loop=FederatedLoop(),

@@ -74,7 +74,7 @@ def names_of_classes(
         ('0', '1')
         >>> names_of_classes(None, ["rain"] * 3, {"training set": np.array([1, 2, 2])}, refuse=True)
         Traceback (most recent call last):
-        ValueError: labels go from 1 to 2, so that no item has class 0 of 3 classes: subtract 1 from the labels, or ...
+        ValueError: labels go from 1 to 2, so no item has class 0 of 3 classes: subtract 1 from the labels, or ...
     """
     if given is not None:
         return tuple(str(name) for name in given)

@@ -17,7 +17,7 @@ from pfl_lightning.options import DataOptions, Unpack
 
 
 class FromLEAF(FederatedDataModule, gives="partition"):
-    """Data as LEAF writes them: each user is a client, and keeps its name.
+    """Data in LEAF's format: each user is a client and keeps its name.
 
     A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`` (Caldas et al.,
     LEAF: A Benchmark for Federated Settings, 2018). A user whose samples are in several files has them all.

@@ -122,7 +122,7 @@ class FromLoaders(ItemDataModule):
         return dict(self.datamodule.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give the wrapped data module what it had kept."""
+        """Restore the state of the wrapped data module."""
         self.datamodule.load_state_dict(state_dict)
 
     def setup(self, stage: str | None = None) -> None:
@@ -164,7 +164,7 @@ class FromLoaders(ItemDataModule):
 
     @property
     def pooled_numbers(self) -> dict[int, str]:
-        """What a plain run would have as numbers of training batches and items; none where one client has all."""
+        """Numbers of training batches and items in a plain run; none where one client has all."""
         found: dict[int, str] = {}
         for loader in self._stages["train"].loaders if self.num_clients > 1 else ():
             found.setdefault(len(loader.dataset), "training items")
@@ -174,7 +174,7 @@ class FromLoaders(ItemDataModule):
 
     @property
     def evaluates_on_all(self) -> bool:
-        """Whether clients are evaluated on all items: by the option, or since one client holds all, as a plain run."""
+        """Whether clients are evaluated on all items: by the option, or because one client holds all."""
         held, rule = self._loaded, self.partition
         if self.shared_evaluation:
             return True

@@ -33,7 +33,7 @@ from pfl_lightning.options import DataOptions, Unpack
 
 
 class FromSilos(ItemDataModule):
-    """Data that are divided already: one LightningDataModule, DataLoader or Dataset a client.
+    """Data that are already divided: one LightningDataModule, DataLoader or Dataset for each client.
 
     Every client trains with its own loader's batch size, ``collate_fn``, ``drop_last``, shuffling and workers, under
     its own data module's hooks. It is evaluated on all items of its own validation and test loaders. Without a
@@ -108,7 +108,7 @@ class FromSilos(ItemDataModule):
         return {client: state for client, state in found.items() if state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give the data modules what they had kept."""
+        """Restore the states of the data modules."""
         for client, state in state_dict.items():
             self._owners[int(client)].load_state_dict(state)
 

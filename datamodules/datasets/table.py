@@ -31,7 +31,7 @@ FEW = 20
 
 
 class FromTable(FederatedDataModule, gives="partition"):
-    """Table whose rows are samples and one of whose columns says whose each row is: a hospital, a branch, a writer.
+    """Table whose rows are samples, with a column that names each row's client: a hospital, a branch, a writer.
 
     Each client's rows are split into training, validation and test rows (``test_share``, ``validation_share``), the
     classes in their proportions. Numbers are standardized and text becomes a feature of 0 or 1 for each category. What
@@ -199,7 +199,7 @@ class FromTable(FederatedDataModule, gives="partition"):
         return asdict(self.encoding)
 
     def inputs_of(self, table: Any) -> Tensor:
-        """Inputs of other rows for a trained model, by what the training rows of this table have said.
+        """Inputs of other rows for a trained model, encoded by the statistics of this table's training rows.
 
         Args:
             table: A path, or a DataFrame, with this table's columns of features.

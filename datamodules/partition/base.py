@@ -172,7 +172,7 @@ class Partitioner(ABC):
 
     @property
     def fixed_sizes(self) -> bool:
-        """True if the user has said how many samples clients get, so that the rest is left unused on purpose."""
+        """True if the user has set how many samples clients get; the rest is left unused on purpose."""
         return getattr(self, "samples_per_client", None) is not None
 
     def fixed_validation(self) -> Sequence[Ints] | None:

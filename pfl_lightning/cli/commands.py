@@ -19,7 +19,7 @@ TRAINER_COMMANDS = {
     "test": "evaluate a checkpoint on the clients' test parts",
     "personalize": "let every client adapt a trained model to its data, and evaluate it",
     "export": "write every client's model: state_dict, torch.export or ONNX",
-    "predict": "predict with a client's model, or of an exported file alone",
+    "predict": "predict with a client's model, or from an exported file alone",
     "partition": "show which samples and architecture each client has, without training",
 }
 """Subcommands of the Trainer, which take the options of a run, with their help."""

@@ -53,11 +53,11 @@ FILTERS: dict[str, Callable[[MethodRow], bool]] = {
 """Which methods fit."""
 
 HELP = {
-    "--heterogeneous": "methods under which clients' encoders may differ",
-    "--novel": "those that serve clients which never trained, too",
-    "--public": "those under which clients learn from public samples",
-    "--any-module": "those that train any LightningModule",
-    "--classifiers": "those, and those that train any which classifies",
+    "--heterogeneous": "methods in which clients' encoders may differ",
+    "--novel": "methods that also serve clients that never trained",
+    "--public": "methods in which clients learn from public samples",
+    "--any-module": "methods that train any LightningModule",
+    "--classifiers": "these, and methods that train any module that classifies",
 }
 """Help on filters."""
 

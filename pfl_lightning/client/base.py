@@ -212,7 +212,7 @@ class FederatedClient(ModelAccess):
         """
 
     def check_run(self, facts: RunFacts) -> None:
-        """Refuse settings of the run under which the method would be another; called before the first round.
+        """Refuse settings of the run that would change the method; called before the first round.
 
         Raises:
             ConfigurationError: Says what is set, and what to do.
@@ -261,7 +261,7 @@ class FederatedClient(ModelAccess):
         return None
 
     def check_personalization(self, personalization: Personalization) -> None:
-        """Refuse a personalization stage that the method's predictions would not follow; called before it begins."""
+        """Refuse a personalization stage that would not change the method's predictions; called before it begins."""
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Terms of the loss by name, those that the current phase :meth:`uses`; the loss is their sum.

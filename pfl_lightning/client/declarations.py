@@ -225,7 +225,7 @@ class Declarations(L.LightningModule):
             if not isinstance(found, tuple | list) or not all(isinstance(phase, Phase) for phase in found):
                 raise ConfigurationError(
                     f"{type(self).__name__}.{name} must return a tuple of phases, got {found!r}: "
-                    'return (Phase("name", train=("head.*",)),), with a comma behind a single one, too'
+                    'return (Phase("name", train=("head.*",)),), with a comma after a single phase, too'
                 )
             for phase in found:
                 phase.check_numbers()

@@ -14,7 +14,7 @@ from pfl_lightning.federation.exported import exported_clients
 def export_adapters(
     federation: Federation, folder: str | Path, clients: Iterable[int | str] | None = None
 ) -> list[Path]:
-    """Write every client's adapter as peft does: a folder with ``adapter_config.json``, ``adapter_model.safetensors``.
+    """Write every client's adapter in peft's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
     ``peft.PeftModel.from_pretrained(base, folder)`` loads it, where ``base`` is the model that was adapted. A client's
     model is the one it is evaluated with, fine-tuned if the method does so before an evaluation.

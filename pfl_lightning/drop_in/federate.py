@@ -61,7 +61,7 @@ def federate(
     test_dataloaders: Any = None,
     **hyperparameters: Any,
 ) -> tuple[ModuleFederation, FederatedDataModule]:
-    """Make a federation of a Lightning project, whose classes stay as they are.
+    """Make a federation of a Lightning project without changes to its classes.
 
     The two that come back take the places of the two that went in: ``trainer.fit(module, datamodule=data)`` trains the
     federation, ``max_epochs`` is its number of rounds, and callbacks and loggers see one epoch a round.

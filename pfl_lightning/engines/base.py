@@ -78,7 +78,7 @@ def naming_clients(*contexts: FitContext) -> Iterator[None]:
 
 
 class Engine(ABC):
-    """Trains clients: base of the engines.
+    """Base of the engines, which train and evaluate clients.
 
     Args:
         gradient_clip_val: Clip gradients at this value; ``None`` does not clip. (The outer Trainer has no gradients, so
@@ -169,7 +169,7 @@ class Engine(ABC):
     def holding_threads(
         self, models: Sequence[FederatedClient], data: FederatedData, environment: FitEnvironment
     ) -> Iterator[None]:
-        """Context manager with the number of threads that a run would have, for fits outside of one."""
+        """Context manager that sets a run's number of threads, for fits outside of a run."""
         outside = self._held is None
         if outside:
             self._hold_threads(self.choose_threads(models, data, environment))
@@ -278,7 +278,7 @@ class Engine(ABC):
             yield result
 
     def score(self, client: FederatedClient, task: EvaluationTask, environment: FitEnvironment) -> SplitMetrics:
-        """Metrics of the model that the module holds, in evaluation mode, on the parts that are asked for.
+        """Metrics of the module's current model, in evaluation mode, on the requested parts.
 
         What a model draws derives from (seed, round, client, part), so that neither the engine nor a resume changes it.
         """

@@ -43,7 +43,7 @@ TRIED = 16
 
 
 class SequentialEngine(Engine):
-    """Trains one client after the other in a tight loop.
+    """Engine that trains clients sequentially in a tight loop.
 
     It honors ``training_step``, ``configure_optimizers`` with schedulers (interval ``"epoch"`` or ``"step"``), the
     declared phases, gradient clipping, ``on_after_batch_transfer``, ``on_train_start``, ``on_train_epoch_start``,

@@ -33,7 +33,7 @@ from pfl_lightning.seeding import seeded_generator
 
 
 class TrainerEngine(Engine):
-    """Trains each client by a Lightning Trainer of its own, without logger or checkpoints.
+    """Engine that trains each client with its own Lightning Trainer, without logger or checkpoints.
 
     Slower than :class:`~pfl_lightning.engines.SequentialEngine`, with every hook, manual optimization, several
     optimizers, gradient accumulation, and the user's own callbacks.

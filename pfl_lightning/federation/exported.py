@@ -167,7 +167,7 @@ def _recipe(federation: Federation, client: int, model: Any, state: Mapping[str,
     """What builds the model again, as a config says it; ``None`` with the reason where that gives another one."""
     try:
         if not isinstance(model, FederatedClient):
-            raise ConfigurationError(f"it is a {type(model).__name__} of your own: make one and load the state_dict")
+            raise ConfigurationError(f"it is your own {type(model).__name__}: make one and load the state_dict")
         if model.uses_knn_evaluation():
             raise ConfigurationError(f"{federation.method_name} trains no head: export personalized clients")
         own, given = unwrapped(federation.method_factory)
@@ -265,13 +265,13 @@ def description(path: str | Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(described.read_text())
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{described}, which pfl export writes beside a model, cannot be read: {error}; export the client again"
+            f"{described}, which pfl export writes next to a model, cannot be read: {error}; export the client again"
         ) from error
     return about
 
 
 def exported_inputs(path: str | Path, inputs: Any) -> Tensor:
-    """Inputs of an exported model, whichever its format, from what its data set held: by the JSON beside it alone.
+    """Inputs of an exported model of any format, from raw items of its data set and the JSON next to it.
 
     Example:
         >>> exported_inputs("models/client_1.onnx", "new_patients.csv")  # doctest: +SKIP

@@ -165,7 +165,7 @@ class Federation(L.LightningModule):
     _build = set_up.build
 
     def build_models(self, data: FederatedData) -> list[FederatedClient]:
-        """The clients' modules, one for each architecture, in their first state."""
+        """The clients' modules, one for each architecture, in their initial state."""
         data.read_whole()
         return build_clients(self._assignment, self.method_factory, data, self.seed)
 
@@ -201,7 +201,7 @@ class Federation(L.LightningModule):
 
     @property
     def is_set_up(self) -> bool:
-        """Whether there are clients: the Trainer's fit, validate or test has shown the data."""
+        """Whether there are clients: they are made when the Trainer's fit, validate or test begins."""
         return len(self.models) > 0
 
     @property
@@ -211,7 +211,7 @@ class Federation(L.LightningModule):
 
     @property
     def personal(self) -> GroupedStates:
-        """What every client has stored."""
+        """Personal states that the clients have stored."""
         return self.clients.personal
 
     @property
@@ -245,12 +245,12 @@ class Federation(L.LightningModule):
     # ------------------------------------------------------------------ the engine
 
     def on_fit_start(self) -> None:
-        """See whether clients have what the method needs, not when their turn comes; start the engine."""
+        """Check before the first round that clients have what the method needs; start the engine."""
         set_up.check_clients(self.clients, self.data, self.environment.facts)
         self._start_engine()
 
     def on_validation_start(self) -> None:
-        """Let the engine get ready, unless a fit has done so."""
+        """Start the engine, unless a fit has done so."""
         if self.trainer.state.fn != TrainerFn.FITTING:
             self._start_engine()
 
@@ -265,12 +265,12 @@ class Federation(L.LightningModule):
         self.engine.start(models, self.data, environment)
 
     def new_stage(self) -> PersonalizationStage | None:
-        """What adapts clients' models before they are evaluated; ``None`` outside of :meth:`personalized`."""
+        """The stage that adapts clients' models before they are evaluated; ``None`` outside of :meth:`personalized`."""
         return None if self._personalization is None else PersonalizationStage(self._personalization, self)
 
     @contextmanager
     def personalized(self, personalization: Personalization) -> Iterator[None]:
-        """Inside, ``trainer.test`` lets every client adapt its model to its own data before it is evaluated.
+        """Context in which ``trainer.test`` lets every client adapt its model to its own data before it is evaluated.
 
         What the clients adapt is evaluated and then forgotten; the federation stays as it is.
         """
@@ -284,7 +284,7 @@ class Federation(L.LightningModule):
 
     @property
     def is_personalizing(self) -> bool:
-        """Whether a test now is one of adapted models, inside of :meth:`personalized`."""
+        """Whether a test evaluates adapted models: inside of :meth:`personalized`."""
         return self._personalization is not None
 
     def teardown(self, stage: str) -> None:
@@ -404,7 +404,7 @@ class Federation(L.LightningModule):
     on_load_checkpoint = saved_state.check_checkpoint
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load, and say in a sentence what does not fit."""
+        """Load a state; an error says in one sentence what does not fit."""
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except FederationError:

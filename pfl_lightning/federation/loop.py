@@ -106,7 +106,7 @@ class RoundLoop(L.Callback):
         return draw_clients("eval_cohort", self.eval_cohort, num_clients, derive_seed(seed, Purpose.EVAL_CLIENTS))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let the data module deliver the cohort of each round and, during a fit, the clients that are evaluated."""
+        """Set the data module's loaders to the cohort of each round and, during a fit, to the evaluated clients."""
         if stage == "predict":  # which a module does, in the place of its federation
             return
         if not _is_federation(pl_module):
@@ -151,7 +151,7 @@ class RoundLoop(L.Callback):
         self._loaders.begin(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on where a checkpoint or an error left off; the curves of rounds that are repeated leave TensorBoard.
+        """Continue after a checkpoint or an error; TensorBoard drops the curves of repeated rounds.
 
         Raises:
             ConfigurationError: The checkpoint has more rounds than the run is to have, or the cohorts are too small or
@@ -168,7 +168,7 @@ class RoundLoop(L.Callback):
             private_rounds.check_budget(self, trainer, federation.mechanism)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """From now on all clients are evaluated."""
+        """Evaluate all clients from now on."""
         self._give_back(trainer)
 
     def _give_back(self, trainer: Any) -> None:
@@ -275,16 +275,16 @@ class RoundLoop(L.Callback):
     # From a checkpoint between the last client and the end of the validation Lightning does not go on as if nothing had
     # happened: it skips the rest, and the start of the next round. Until then the round counts as unfinished.
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The round is over, evaluated or not."""
+        """Note the end of the round, evaluated or not."""
         self._in_round = self._in_round and not self.aggregated
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A finished run keeps its last checkpoint alone, unless the last round may have spoiled it."""
+        """Keep only the last checkpoint of a finished run, unless the last round may have damaged it."""
         for _, previous in outer.previous_checkpoints(trainer) if self._sound else ():
             previous.unlink(missing_ok=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log what the validation found against the round, which is over."""
+        """Log the results of the validation under the finished round."""
         self._in_round = self._in_round and not self.aggregated
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             assert _is_federation(pl_module)

@@ -63,7 +63,7 @@ def checked_method(given: Any) -> MethodFactory:
 
 
 def begin(federation: Federation, stage: str) -> None:
-    """A fit, a validation or a test begins: make what is not there yet.
+    """Make what a fit, a validation or a test needs and is not there yet.
 
     Raises:
         ConfigurationError: Other clients than before, or batches of one item that the clients cannot train on.

@@ -101,7 +101,7 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class FitResult:
-    """Outcome of a :class:`FitTask`.
+    """Result of a :class:`FitTask`.
 
     Attributes:
         client: Number of the client.
@@ -137,7 +137,7 @@ class FitResult:
 
     @staticmethod
     def failed(context: FitContext, seconds: float, error: FederationError) -> FitResult:
-        """Return the result of a fit that ended in an error."""
+        """Return the result of a fit that failed with an error."""
         return FitResult(context.client, context.round, None, {}, {}, seconds, error)
 
     def with_own_state(self) -> FitResult:
@@ -192,7 +192,7 @@ class ScoringTask:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Outcome of an :class:`EvaluationTask`.
+    """Result of an :class:`EvaluationTask`.
 
     Attributes:
         client: Number of the client.

@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """What a report shows.
+    """Settings of a report.
 
     Attributes:
         title: Its title.

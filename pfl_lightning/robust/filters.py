@@ -16,7 +16,7 @@ from pfl_lightning.robust.rules import Entry, Robust, Verdict, steps_of
 
 
 class MultiKrum(Robust):
-    """Takes the updates with the lowest scores of Krum, whole, for whatever server (Blanchard et al., 2017).
+    """The updates with the lowest scores of Krum, unchanged, for any server (Blanchard et al., 2017).
 
     Distances are taken for each kind of content by itself (weights of the encoder, of the head, centroids, ...) in
     units of their median over the cohort's pairs, and added: no field drowns another.
@@ -69,7 +69,7 @@ class MultiKrum(Robust):
 
 
 class Krum(MultiKrum):
-    """Takes the one update with the lowest score (Blanchard et al., 2017).
+    """The one update with the lowest score (Blanchard et al., 2017).
 
     Args:
         byzantine: f, how many clients of a cohort may lie.

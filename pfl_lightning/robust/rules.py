@@ -73,7 +73,7 @@ class Robust:
         return [entry.update for entry in entries]
 
     def check_server(self, server: Aggregator, method: str) -> None:
-        """Refuse a server for which the rule has no meaning.
+        """Refuse a server that the rule does not apply to.
 
         Raises:
             ConfigurationError: Says why, and what to take instead.

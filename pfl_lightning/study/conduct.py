@@ -93,7 +93,7 @@ class Conductor:
         reasons = {run.name: "no trial of its search succeeded" for run in runs if run.cell.name in searched}
         print_tables(self.study, runs, self.output, self.console, {**(failed or {}), **reasons})
         if left_out := len({run.cell.path for run in every} - rows):
-            self._print(f"{counted(left_out, 'row')} of the study left out, of which nothing was run")
+            self._print(f"{counted(left_out, 'row')} of the study left out, none of which was run")
 
     def check(self) -> None:
         """Check every config, and print the plan."""

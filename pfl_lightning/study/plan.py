@@ -74,22 +74,22 @@ class Run:
 
     @property
     def config_file(self) -> Path:
-        """Where its config is written."""
+        """File of its config."""
         return self.folder / "run.yaml"
 
     @property
     def log(self) -> Path:
-        """What its process prints."""
+        """File with the output of its process."""
         return self.folder / "log.txt"
 
     @property
     def progress_file(self) -> Path:
-        """How far it is."""
+        """File with its progress."""
         return self.folder / "progress.json"
 
     @property
     def rounds(self) -> int:
-        """How many rounds it plays; 0 where that is unknown."""
+        """Number of its rounds; 0 where that is unknown."""
         rounds = option_of(self.config, "trainer.max_epochs", 0)
         return rounds if isinstance(rounds, int) and rounds > 0 else 0
 

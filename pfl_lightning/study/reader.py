@@ -77,7 +77,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says, with one of its scales applied.
+    """Content of a study file, with one of its scales applied.
 
     Attributes:
         name: Name of the file without its ending.

@@ -212,7 +212,7 @@ class AsksTrainerLater(Net):
             {},
             "AsksTrainerLater uses self.trainer .* TrainerEngine has a Trainer",
         ),
-        (OneCycle, {"method": FedRep, "head_lr": 0.1}, "OneCycleLR sets rates of its own"),
+        (OneCycle, {"method": FedRep, "head_lr": 0.1}, "OneCycleLR sets its own rates"),
     ],
 )
 def test_sequential_engine_says_what_it_does_not_take(module, options, message):

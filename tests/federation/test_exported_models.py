@@ -179,7 +179,7 @@ def test_files_that_do_not_fit(tmp_path):
 def test_a_module_of_the_users_own(tmp_path):
     federation, _ = run_project(FedAvg)
     [path] = export_clients(federation, tmp_path, [1])
-    with pytest.raises(ConfigurationError, match=r"it is a Net of your own: make one and load the state_dict"):
+    with pytest.raises(ConfigurationError, match=r"it is your own Net: make one and load the state_dict"):
         load_exported(path)
     with pytest.raises(ConfigurationError, match=r"client 1: .*FedAvg cannot be exported as torch_export: it is a Net"):
         export_clients(federation, tmp_path, [1], "torch_export")

@@ -362,7 +362,7 @@ def test_only_a_part_of_a_study(tmp_path, play, capsys):
     said = capsys.readouterr().out
     assert "A tiny study: 2 runs in runs/studies/tiny (2 new); 4 more left out now" in said
     assert "Missing: FedAvg, seed 0; FedPer, seed 0.\n" in said
-    assert "1 row of the study left out, of which nothing was run" in said
+    assert "1 row of the study left out, none of which was run" in said
     assert _rows_of_the_table(tmp_path) == [("FedAvg", 1), ("FedPer", 1)]
     code, commands = play(path, "--methods", "FedAvg")
     assert (code, len(commands)) == (0, 1)

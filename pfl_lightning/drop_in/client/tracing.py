@@ -88,7 +88,7 @@ def trace_batch(module: L.LightningModule, data: FederatedData) -> Trace:
                 trainer.fit(module, **source)
     except Exception as error:  # whatever a step may raise that runs outside of its Trainer's usual surroundings
         if watch.trace.problem is not None:
-            watch.trace.problem = f"the step ended in {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            watch.trace.problem = f"the step failed with {type(error).__name__}: {str(error).splitlines()[0][:200]}"
             watch.trace.error = error
     return watch.trace
 

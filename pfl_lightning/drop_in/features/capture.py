@@ -159,7 +159,7 @@ def _classes_of(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
         try:
             found = labels(batch)
         except Exception as error:  # of the user's own function, which may have been written for items
-            reason = f"labels= ended in {type(error).__name__}: {error}"
+            reason = f"labels= failed with {type(error).__name__}: {error}"
         else:
             found = torch.as_tensor(found)
             if _are_classes(found):

@@ -99,7 +99,7 @@ class ModuleEncoder(nn.Module):
         except Exception as error:
             raise ConfigurationError(
                 "the features of all of a client's samples are computed by forward, or by the training step of "
-                f"{type(self.module).__name__} outside a fit, which ended in {type(error).__name__}: {error}. Use "
+                f"{type(self.module).__name__} outside a fit, which failed with {type(error).__name__}: {error}. Use "
                 "batches (inputs, ...), and a forward that takes the inputs"
             ) from error
 

@@ -114,7 +114,7 @@ def _with_rates(configured: Any, new: Callable[[float], float], wanted: str) -> 
         elif hasattr(found, "base_lrs"):
             if any("max_lr" in group for group in found.optimizer.param_groups):
                 raise ConfigurationError(
-                    f"a phase of this method has {wanted}, and {type(found).__name__} sets rates of its own: leave out "
+                    f"a phase of this method has {wanted}, and {type(found).__name__} sets its own rates: leave out "
                     "the method's learning rate, or use another scheduler"
                 )
             found.base_lrs = [new(rate) for rate in found.base_lrs]

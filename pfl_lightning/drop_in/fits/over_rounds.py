@@ -203,7 +203,7 @@ class FitProgress:
         except (ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"what {self._name}.configure_optimizers returns differs from the client's last local fit ({error}), "
-                "so that it cannot continue: let it return the same optimizers, groups and schedulers at every call, "
+                "so it cannot continue: let it return the same optimizers, groups and schedulers at every call, "
                 "or use federate(..., schedule='restart', optimizer_state='reset')"
             ) from error
 

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class VectorizedEngine(Engine):
-    """Engine that trains, and fine-tunes, many clients of one architecture at once, by ``torch.func``.
+    """Engine that trains and fine-tunes many clients of one architecture at once, by ``torch.func``.
 
     Parameters and buffers of the clients are stacked along a leading axis, and the very ``training_step`` that the
     other engines call is vectorized over it (``functional_call`` under ``vmap``). The optimizer is the client's own,

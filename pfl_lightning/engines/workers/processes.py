@@ -60,7 +60,7 @@ class ProcessEngine(WorkerEngine):
             raise ConfigurationError("ProcessEngine needs Linux or macOS; use RayEngine")
 
     def connect(self, data: FederatedData, environment: FitEnvironment, threads: int) -> WorkerHost:
-        """Return what starts workers of so many threads on this machine.
+        """Return what starts workers with this number of threads on this machine.
 
         Raises:
             ConfigurationError: The outer Trainer is not on the CPU.

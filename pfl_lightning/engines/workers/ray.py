@@ -79,7 +79,7 @@ class RayEngine(WorkerEngine):
         self.runtime_env = runtime_env
 
     def connect(self, data: FederatedData, environment: FitEnvironment, threads: int) -> WorkerHost:
-        """Connect to Ray, or start it, for workers of so many threads.
+        """Connect to Ray, or start it, for workers with this number of threads.
 
         Raises:
             ConfigurationError: Ray is not installed, or no cluster answers at the address.

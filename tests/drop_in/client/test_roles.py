@@ -38,8 +38,8 @@ def test_the_traced_head_is_said(caplog):
     [
         (
             Mixed(),
-            Trace(problem="the step ended in KeyError: 'x'"),
-            "ended in KeyError: 'x'. Set head= .candidates: .*classif",
+            Trace(problem="the step failed with KeyError: 'x'"),
+            "failed with KeyError: 'x'. Set head= .candidates: .*classif",
         ),
         (
             Mixed(),

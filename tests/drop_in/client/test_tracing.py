@@ -252,7 +252,7 @@ def test_a_parameter_of_the_module_itself_may_be_the_head():
         (Functional, ("out", "fc"), "2 last layers at once"),
         (Adversarial, ("fc", "judge"), "2 last layers at once.*candidates: 'fc', 'judge'"),
         (OwnScale, ("scale", "fc"), "2 last layers at once.*candidates: 'fc', 'scale'"),
-        (Failing, (), "the step ended in KeyError: 'nothing'.*candidates: .*'fc'"),
+        (Failing, (), "the step failed with KeyError: 'nothing'.*candidates: .*'fc'"),
     ],
 )
 def test_what_is_not_sure_is_refused(module, last, message):

@@ -208,6 +208,6 @@ class Failing(Net):
 
 def test_a_step_that_fails_while_it_is_traced_is_the_cause():
     trainer = quiet_trainer(1, FederatedLoop(method=FedPer, num_clients=2, seed=1))
-    with pytest.raises(ConfigurationError, match=r"the step ended in AttributeError: 'Failing'") as caught:
+    with pytest.raises(ConfigurationError, match=r"the step failed with AttributeError: 'Failing'") as caught:
         trainer.fit(Failing(), DataLoader(samples(), 4))
     assert isinstance(caught.value.__cause__, AttributeError)
