@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 import torch
@@ -19,7 +19,8 @@ class MultiKrum(Robust):
     """The updates with the lowest scores of Krum, unchanged, for any server (Blanchard et al., 2017).
 
     Distances are taken for each kind of content by itself (weights of the encoder, of the head, centroids, ...) in
-    units of their median over the cohort's pairs, and added: no field drowns another.
+    units of their median over the cohort's pairs, and added: no field drowns another. Those of single numbers have the
+    square of their median size as unit, if that is larger.
 
     Args:
         byzantine: f, how many clients of a cohort of n may lie; n must be at least 2 f + 3.
@@ -87,29 +88,32 @@ def scaled_distances(entries: Sequence[Entry]) -> Tensor:
     """Squared distances between updates, (m, m): the sum over kinds of content, each in units of its median."""
     total = torch.zeros(len(entries), len(entries), dtype=torch.float64)
     others = ~torch.eye(len(entries), dtype=torch.bool)
-    for found in (*_of_states(entries), *_of_statistics([entry.update for entry in entries])):
+    for found, least in (*_of_states(entries), *_of_statistics([entry.update for entry in entries])):
         own = found[others & (found > 0)]
         if len(own):
+            unit = max(float(own.median()), least)
             # Two updates without a class in common are as far from each other as others are.
-            total += (found.nan_to_num(nan=float(own.median())) / own.median()) * others
+            total += found.nan_to_num(nan=unit) / unit * others
     return total
 
 
-def _of_states(entries: Sequence[Entry]) -> Iterable[Tensor]:
-    """Distances between named tensors: steps from what was sent, by the first part of their names."""
+def _of_states(entries: Sequence[Entry]) -> Iterator[tuple[Tensor, float]]:
+    """Distances between named tensors: steps from what was sent, by the first part of their names; and no unit."""
     steps = [steps_of(entry, sent_alone=False) for entry in entries]
     grams: dict[str, Tensor] = {}
     for name in steps[0]:
         group = ".".join(name.split(".")[:2]) + ("/running" if ".running_" in name else "")
         rows = torch.stack([step[name].flatten() for step in steps])
         grams[group] = grams.get(group, torch.zeros(())) + in_double(rows @ rows.T).cpu()
-    return map(squared_distances, grams.values())
+    return ((squared_distances(gram), 0.0) for gram in grams.values())
 
 
-def _of_statistics(updates: Sequence[ClientUpdate]) -> Iterator[Tensor]:
+def _of_statistics(updates: Sequence[ClientUpdate]) -> Iterator[tuple[Tensor, float]]:
     """Distances between single tensors: means over the classes that both clients have, where rows are classes'.
 
-    Integers and booleans say what a client has, and its number of samples bounds them: they are not compared.
+    Integers and booleans say what a client has, and its number of samples bounds them: they are not compared. With the
+    distances comes their least unit, the median size of single numbers: distances of these have no typical value, and
+    an honest client's may be ten times the median.
     """
     for declared in fields(updates[0]):
         values = [getattr(update, declared.name) for update in updates]
@@ -130,7 +134,8 @@ def _of_statistics(updates: Sequence[ClientUpdate]) -> Iterator[Tensor]:
             points = torch.stack([value.flatten() for value in values])[None]
             has = torch.ones(1, len(updates), dtype=torch.bool)
         both = has[:, :, None] & has[:, None, :]
-        yield (squared_distances(points @ points.mT) * both).sum(0) / both.sum(0)  # NaN where no class is common
+        least = float(points.square().median()) if schema.shape == "" else 0.0
+        yield (squared_distances(points @ points.mT) * both).sum(0) / both.sum(0), least  # NaN where no class is common
 
 
 def _classes_of_rows(update: ClientUpdate, schema: FieldSchema, value: Tensor) -> Tensor | None:

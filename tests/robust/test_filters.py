@@ -100,7 +100,7 @@ FIELDS = {
     "head": lambda u: replace(u, weights={**u.weights, "head.w": torch.full((2,), 1.5)}),
     "control": lambda u: replace(u, control={"encoder.w": 100 * torch.ones(6)}),
     "a row": lambda u: replace(u, rows=u.rows + torch.tensor([[0.0], [200.0], [0.0]])),
-    "scalar": lambda u: replace(u, scalar=torch.tensor(0.9)),
+    "scalar": lambda u: replace(u, scalar=torch.tensor(9.0)),
     "rows of no classes": lambda u: replace(u, free=100 * u.free),
 }
 
@@ -111,6 +111,15 @@ def test_no_kind_of_content_drowns_another(name):
     entries = rich()
     entries[3] = entries[3]._replace(update=FIELDS[name](entries[3].update))
     assert 3 not in kept(MultiKrum(1), entries)
+
+
+def test_a_number_alone_is_compared_with_its_size():
+    """Seven that agree to four digits, and one that is a tenth larger: no liar, though a million times as far."""
+    entries = rich()
+    entries[3] = entries[3]._replace(update=replace(entries[3].update, scalar=torch.tensor(1.1)))
+    assert 3 in kept(MultiKrum(1, tolerance=1.6), entries)
+    without = [one._replace(update=replace(one.update, scalar=torch.tensor(1.0))) for one in entries]
+    torch.testing.assert_close(scaled_distances(entries), scaled_distances(without), rtol=0, atol=0.011)
 
 
 def test_distances_are_sums_in_units_of_medians():
