@@ -292,7 +292,7 @@ def test_what_is_refused():
         run(partial(FIT, clustered=("head.*",), start="kmeans++"))
     with pytest.raises(ValueError, match="start must be one of"):
         run(partial(FIT, start="kmeans"))
-    with pytest.raises(ConfigurationError, match="eval_model of HypCluster must be one of"):
+    with pytest.raises(ConfigurationError, match="eval_model of Recorded must be one of"):
         run(partial(FIT, eval_model="trained"))
     with pytest.raises(ValueError, match="clusters"):
         run(partial(FIT, clusters=0))
