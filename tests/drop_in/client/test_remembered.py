@@ -202,7 +202,7 @@ def test_what_is_not_kept_and_what_the_class_shares_is_named_once(caplog):
     run_project(FedAvg, 2, module=Holding(), cohorts=[range(5)] * 2)
     (message,) = [message for message in caplog.messages if NOT_KEPT in message]
     assert "attributes of Holding that" in message
-    assert "next: long, helpers. Each local fit" in message
+    assert "next fit: long, helpers. Each local fit" in message
     assert "steps" not in message.partition("Each local fit")[0]
     (message,) = [message for message in caplog.messages if "a class attribute" in message]
     assert "has changed Holding.history, a class attribute that all clients share" in message
