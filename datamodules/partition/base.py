@@ -302,7 +302,7 @@ def check_total(sizes: Ints, num_samples: int, option: str = "samples_per_client
         raise PartitionError(
             f"{len(sizes)} clients need {needed} samples in all, the data have {num_samples} "
             f"({needed - num_samples} short): lower "
-            + (f"{option} to at most {each} or num_clients" if each else f"num_clients to {num_samples}")
+            + (f"{option} (to at most {each}) or num_clients" if each else f"num_clients (to at most {num_samples})")
         )
 
 

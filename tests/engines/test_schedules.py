@@ -258,7 +258,7 @@ def test_advanced_schedules_equal_plain_ones(earlier, steps, name):
 def test_a_cycle_that_ends_before_the_run_is_refused_at_the_start(engine):
     short = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=EPOCHS)
     method = partial(FedAvg, epochs=EPOCHS, lr_scheduler=short)
-    with pytest.raises(ConfigurationError, match=r"round 1\): give it total_steps=6, or use schedule='restart'"):
+    with pytest.raises(ConfigurationError, match=r"round 1\): set total_steps=6, or use schedule='restart'"):
         trained(method, ENGINES[engine]())
     trained(partial(method, schedule="restart"), ENGINES[engine]())
 
@@ -312,7 +312,7 @@ class Net(L.LightningModule):
     ("options", "reason"),
     [
         ({"method": FedAvg, "schedule": "rounds"}, "built-in methods.*use 'continue'"),
-        ({"method": partial(FedAvg, schedule="restart")}, "schedule: not for a LightningModule.*their own option"),
+        ({"method": partial(FedAvg, schedule="restart")}, "schedule: not for a LightningModule.*schedule= of federate"),
     ],
 )
 def test_a_users_module_has_the_option_of_federate(options, reason):

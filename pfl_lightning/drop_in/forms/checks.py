@@ -101,15 +101,16 @@ def check_method(method: type[FederatedClient], settings: Collection[str]) -> No
     """
     if not (method.model_agnostic or method.feature_based):
         raise ConfigurationError(
-            f"{method.__name__} trains an encoder by its own steps, not by a LightningModule's. Train "
-            f"the layers that give features: Federation({method.__name__}, encoder=lambda shape: Net().backbone) "
-            "with their width as backbone.out_features, on images such as FromLightning's (docs/drop_in.md). Or use a "
-            "method of `pfl methods` that takes a module, or your own with model_agnostic or feature_based = True"
+            f"{method.__name__} trains an encoder by its own steps, not by a LightningModule's. Use a method that "
+            "takes any module, such as FedAvg, FedProx, FedPer or Ditto (docs/drop_in.md#which-method). Or give it the "
+            f"layers that compute features: Federation({method.__name__}, encoder=lambda shape: Net().backbone), with "
+            "their width as backbone.out_features, on images such as FromLightning's. A method of your own sets "
+            "model_agnostic or feature_based = True"
         )
     own = ", ".join(sorted({*settings} & OF_MODULE))
     if own:
         raise ConfigurationError(
-            f"{own}: not for a LightningModule, whose layers are not changed (features= may name one before "
-            "a ReLU), and whose configure_optimizers defines its training (federate and FederatedLoop have their "
-            "own option schedule)"
+            f"{own}: not for a LightningModule. Its configure_optimizers sets rates, optimizers and schedulers, and "
+            "its layers are not changed: set it there and leave it out here (schedule= of federate and FederatedLoop "
+            "says how schedulers continue; features= may name a layer before a ReLU)"
         )

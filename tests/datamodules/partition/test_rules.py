@@ -204,7 +204,7 @@ def test_a_class_without_samples_is_nobodys(rule):
         (lambda: ClassesPerClient(2, [2.5, 1]), "whole numbers of at least 1"),
         (lambda: DominantClasses(2, groups=[[0.5, 1]]), "lists of dominant classes, whole numbers"),
         (lambda: DominantClasses(2, groups=[[-1, 1]]).partition(np.repeat([0, 1], 9)), "groups name class -1"),
-        (lambda: IID(4, 1).partition(np.zeros(3, int)), r"\(1 short\): lower num_clients to 3"),
+        (lambda: IID(4, 1).partition(np.zeros(3, int)), r"\(1 short\): lower num_clients \(to at most 3\)"),
         (lambda: Quantity(IID(2), sizes=[1.5, 2]), "sizes must be at least one whole number"),
         (lambda: IID(2, [1, 2, 3]).partition(np.zeros(9, int)), "or one for each of the 2 clients"),
         (lambda: IID(2, 0).partition(np.zeros(9, int)), "a whole number from 1"),

@@ -64,7 +64,7 @@ class NoStep(L.LightningModule):
         (Net(), FedPAC, {"lr": 0.1}, "lr: not for a LightningModule"),
         (Net(), FedPAC, {"features": "nothing"}, "Net has no layer features='nothing'; there are body, body.0"),
         (Net(), FedPAC, {"head": ["fc", "body.2"]}, "needs a head that is one layer of Net .*: head= has body.2.bias"),
-        (Net(), FedClassAvg, {"head_relu": True}, "head_relu: not for a LightningModule, whose layers"),
+        (Net(), FedClassAvg, {"head_relu": True}, "head_relu: not for a LightningModule.*its layers are not changed"),
         (Net(), FedAvg, {"features": "body"}, "features='body': FedAvg needs no features"),
         (Net(), FedAvg, {"head": "nothing"}, "head='nothing' matches no parameter"),
         (Net(), FedAvg, {"num_clients": None}, "give either partition, .* got partition=None, num_clients=None"),
