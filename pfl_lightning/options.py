@@ -75,17 +75,12 @@ class SGDOptions(TypedDict, total=False):
     weight_decay: float
 
 
-class OptimizerOptions(TypedDict, total=False):
-    """What takes the place of SGD."""
-
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
-    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
-
-
-class FitOptions(OptimizerOptions, total=False):
+class FitOptions(TypedDict, total=False):
     """Length of a local fit, and what takes the place of SGD."""
 
     epochs: int
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
 
 
 class SharingOptions(TypedDict, total=False):
@@ -112,8 +107,11 @@ class OptionsWithoutSGD(FitOptions, EvaluationOptions, total=False):
     """Options of a method with its own defaults of SGD."""
 
 
-class OptionsWithoutFit(OptimizerOptions, EvaluationOptions, total=False):
+class OptionsWithoutFit(EvaluationOptions, total=False):
     """Options of a method with its own defaults of SGD and of the length of a local fit."""
+
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
 
 
 class ClientOptions(SGDOptions, FitOptions, EvaluationOptions, total=False):

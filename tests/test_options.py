@@ -13,6 +13,7 @@ from pfl_lightning.callbacks import FederatedLoop
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.datamodules import CIFAR10, IID, Digits, FederatedDataModule
 from pfl_lightning.encoders.mlp import MLP
+from pfl_lightning.names import parameters_of
 from pfl_lightning.options import ClientOptions, DataOptions
 
 GIVEN = {"self", "encoder", "num_classes", "return"}
@@ -34,7 +35,9 @@ def test_a_method_names_all_other_options(method):
     own = set(signature.parameters) - GIVEN - {"options"}
     assert not passed & own
     unused = {"momentum"} if method is methods.FedClassAvg else set()  # its optimizer is Adam
-    assert passed | (own & set(get_type_hints(ClientOptions))) == set(get_type_hints(ClientOptions)) - unused
+    of_client = set(get_type_hints(ClientOptions))
+    assert (passed | own) & of_client == of_client - unused
+    assert passed <= set(parameters_of(method))  # those of the method's own base, too
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
