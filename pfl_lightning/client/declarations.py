@@ -201,9 +201,8 @@ class Declarations(L.LightningModule):
         """Names of the client's tensors for prediction in :meth:`~pfl_lightning.FederatedClient.exported_module`."""
         if self.user_module is not None:
             return self.user_module.exported_names()
-        own = list(self.state_dict())
-        left_out = set(self.match(own, self.not_exported))
-        return [name for name in own if name not in left_out]
+        own = list(self.state_dict())  # of which what a message brings, such as prototypes, may not be there yet
+        return [name for name in own if not any(fnmatchcase(name, pattern) for pattern in self.not_exported)]
 
     # ------------------------------------------------------------------ terms of the loss
 

@@ -149,7 +149,7 @@ def test_a_damaged_or_missing_file_is_named(tmp_path, ending, left):
         file.unlink()
     else:
         file.write_bytes(content[: int(left * len(content))])
-    with pytest.raises(ConfigurationError, match=rf"client_3\{ending}.*(once more|of one export)"):
+    with pytest.raises(ConfigurationError, match=rf"client_3\{ending}.*(the client again|from one export)"):
         load_exported(path)
 
 
@@ -181,7 +181,7 @@ def test_a_module_of_the_users_own(tmp_path):
     [path] = export_clients(federation, tmp_path, [1])
     with pytest.raises(ConfigurationError, match=r"it is your own Net: make one and load the state_dict"):
         load_exported(path)
-    with pytest.raises(ConfigurationError, match=r"client 1: .*FedAvg cannot be exported as torch_export: it is a Net"):
+    with pytest.raises(ConfigurationError, match=r"client 1: .*FedAvg cannot be exported as torch_export: it is your own Net"):
         export_clients(federation, tmp_path, [1], "torch_export")
 
 

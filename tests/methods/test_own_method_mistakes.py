@@ -77,7 +77,7 @@ def test_a_broadcast_of_another_shape():
 
 def test_a_state_of_another_shape_is_not_stretched():
     model = torch.nn.Linear(2, 3)
-    with pytest.raises(ConfigurationError, match=r"'bias' of Linear has shape \(3,\), .* has \(1,\)"):
+    with pytest.raises(ConfigurationError, match=r"'bias' of Linear has shape \(3,\), .* have \(1,\)"):
         load_state(model, {"bias": torch.zeros(1)})
 
 
