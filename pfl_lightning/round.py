@@ -365,7 +365,7 @@ class Round:
         if self._lacking is not None or count < min_clients:
             more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
             few = f"{count} of {len(self.results)} updates can be aggregated, min_clients is {min_clients}"
-            fault = f"{self._lacking or few}. {'; '.join(map(self._told, errors[:3]))}{more}"
+            fault = f"{self._lacking or few}. {'; '.join(map(self._told, errors[:3]))}{more}".rstrip(" .")
             if self.simulated is not None and all(isinstance(error, StragglerError) for error in errors):
                 advice = "the next round follows; a later deadline, late='partial' or a larger cohort may help"
                 return self._undo(fault if self._lacking else f"it is empty, {fault}", advice)._replace(fault=None)

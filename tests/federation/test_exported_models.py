@@ -181,7 +181,9 @@ def test_a_module_of_the_users_own(tmp_path):
     [path] = export_clients(federation, tmp_path, [1])
     with pytest.raises(ConfigurationError, match=r"it is your own Net: make one and load the state_dict"):
         load_exported(path)
-    with pytest.raises(ConfigurationError, match=r"client 1: .*FedAvg cannot be exported as torch_export: it is your own Net"):
+    with pytest.raises(
+        ConfigurationError, match=r"client 1: .*FedAvg cannot be exported as torch_export: it is your own Net"
+    ):
         export_clients(federation, tmp_path, [1], "torch_export")
 
 

@@ -215,7 +215,7 @@ def test_rows_whose_options_were_searched_are_told_from_others(rows):
     text = markdown(some)
     assert "| run | seeds | rounds | clients | model | search trials |" in text
     note = "Options were chosen by a search on validation parts, separately in each setting (FedPAC: 12 trials). Those"
-    assert f"{note} of FedAvg: each has the one setting that the study gives it" in text
+    assert f"{note} of FedAvg were not: each has the one setting that the study gives it" in text
     report = Report(tuple(measure(some, settings())), settings())
     assert "FedPAC: 12 trials" in report.latex()
     both = markdown([replace(row, trials=12) for row in rows[:2]])

@@ -199,7 +199,7 @@ def test_an_evaluation_with_other_options_than_the_run_s_says_which(monkeypatch,
     last = tmp_path / "runs" / "version_0" / "checkpoints" / "last.ckpt"
     common = ("test", f"--config={CONFIG}", *SMALL, f"--run_dir={tmp_path / 'runs'}")
     for wanted in ("last", str(last)):
-        said = r"version_0, whose config differs .*seed_everything: 3 -> 0.*--config \S+config.yaml has"
+        said = r"version_0, whose config differs .*seed_everything: 3 -> 0.*--config \S+config.yaml for"
         with pytest.warns(UserWarning, match=said):
             pfl(monkeypatch, *common, f"--ckpt_path={wanted}")
     with warnings.catch_warnings():

@@ -86,7 +86,7 @@ def test_the_line():
     assert line(LocalOnly, module=Net()) == (
         "None of the 6 tensors of Net travel between clients and server; stay with each client: body.*, fc.*"
     )
-    assert "6 of the 12 tensors of Net (global_model.*)" in line(Ditto, module=Net())
+    assert "6 of the 12 tensors of Net travel between clients and server (global_model.*)" in line(Ditto, module=Net())
 
 
 def test_parts_of_a_layer_and_frozen_ones():
