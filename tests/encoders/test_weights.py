@@ -55,7 +55,7 @@ def test_a_clients_model_has_the_layer_of_features(encoder, file):
 
 def test_weights_of_another_network(file):
     torch.save(torchvision.models.shufflenet_v2_x1_0().state_dict(), file)
-    with pytest.raises(ValueError, match=r"not those of ResNet18.*conv1\.weight, bn1\.weight.*missing.*unexpected"):
+    with pytest.raises(ValueError, match=r"do not fit ResNet18.*conv1\.weight, bn1\.weight.*missing.*unexpected"):
         ResNet18((3, 32, 32), weights=str(file))
 
 
