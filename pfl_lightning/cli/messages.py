@@ -300,4 +300,4 @@ def _name(short: str) -> str:
     near = lasts.get(nearest(_last(given[1]), lasts), "") if given else ""
     if asked and given and near == given[1]:
         return f"{near!r} is an encoder whose options are set; a class, such as ResNet18, lists its own"
-    return f"{_meant(near)}known {kind}: {', '.join(names)}" if kind else ""
+    return f"{_meant(near)}known {kind}: {', '.join(sorted(names))}" if kind else ""

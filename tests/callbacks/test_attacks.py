@@ -163,7 +163,7 @@ def test_arguments_are_checked(make, said):
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        (Attack(liars=[7]), r"liars are \[7\], of the participating clients"),
+        (Attack(liars=[7]), r"liars are \[7\], expected some, not all, of the participating clients"),
         (Attack(liars=CLIENTS), "some, not all"),
         (Attack("backdoor", [1], target=CLASSES), "target must be one of the classes 0 to 4, got 5"),
     ],

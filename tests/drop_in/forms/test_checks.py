@@ -265,7 +265,7 @@ def test_a_personalization_of_a_head_that_cannot_be_traced_asks_for_it(train):
 
     federation, trainer = run_project(FedAvg, module=Two())
     told = pytest.raises(
-        FederationError, match=r"personalization of the head sets .* of Two apart.*2 last layers at once"
+        FederationError, match=r"personalization of the head needs the head of Two.*2 last layers at once"
     )
     with told if train == "head" else nullcontext(), federation.personalized(Personalization(train, epochs=1, lr=0.1)):
         trainer.test(federation, datamodule=trainer.datamodule, verbose=False)
