@@ -109,11 +109,10 @@ def test_the_orders_differ_and_with_alpha_zero_they_do_not():
     assert not torch.equal(*(state["head.weight"] for state in states[ALPHA]))
 
     class SecondParts(FedAvg):
+        by_samples = False
+
         def training_step(self, batch, batch_idx):
             return super().training_step([tensor.tensor_split(2)[1] for tensor in batch], batch_idx)
-
-        def configure_aggregator(self, num_clients):
-            return PerFedAvg.configure_aggregator(self, num_clients)
 
     half = run(partial(SecondParts, lr=BETA, epochs=1, momentum=0.0, weight_decay=0.0), 1, **options)
     assert_same(half.server.weights.as_state(), states[0.0][0], atol=1e-7)

@@ -107,7 +107,7 @@ def test_names_that_are_no_folders(tmp_path):
 
 @pytest.mark.parametrize("path", ["seed_everything", "data.partition.seed", "data.init_args.seed"])
 def test_options_that_take_the_seeds_are_not_varied_elsewhere(tmp_path, path):
-    with pytest.raises(ConfigurationError, match=f"--{path} takes the seeds of the study.*: give seeds"):
+    with pytest.raises(ConfigurationError, match=f"--{path} takes the seeds of the study.*: set seeds"):
         planned(tmp_path, [(path, "5")])
     with pytest.raises(ConfigurationError, match=f"{path} of the study's grid takes the seeds of the study"):
         planned(tmp_path, grid={path: [1, 2]})
