@@ -167,7 +167,7 @@ def test_scores_of_other_classes_or_samples_are_refused(scores, message):
 def test_data_without_enough_public_samples_are_refused():
     with pytest.raises(ConfigurationError, match="FedMD draws 8 public samples a round, and Digits has 0: set"):
         run(METHOD, data=Digits(IID(5)), encoder="mlp")
-    with pytest.raises(ConfigurationError, match=r"FedMD draws 13 public samples a round, and .* has 12: give"):
+    with pytest.raises(ConfigurationError, match=r"FedMD draws 13 public samples a round, and .* has 12: set"):
         run(partial(METHOD, public_samples=13))
 
 
