@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.core import optimizer as optimizers_of_modules
 from lightning.pytorch.trainer.states import TrainerFn
 
 from pfl_lightning.notices import silence
@@ -26,6 +27,16 @@ HYPERPARAMETERS = frozenset({"_hparams", "_hparams_initial", "_hparams_name"})
 """The attributes of a module that hold its hyper-parameters."""
 
 # ---------------------------------------------------------------------- modules
+
+
+def configured(returned: Any) -> tuple[list[Any], list[Any]]:
+    """What a ``configure_optimizers`` has returned: the optimizers, and a configuration for each scheduler.
+
+    Raises:
+        MisconfigurationException: It is not what Lightning takes.
+    """
+    optimizers, schedulers, monitor = optimizers_of_modules._configure_optimizers(returned)
+    return optimizers, optimizers_of_modules._configure_schedulers_automatic_opt(schedulers, monitor or "none")
 
 
 def trainer_or_none(module: Any) -> Any:

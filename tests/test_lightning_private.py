@@ -5,11 +5,15 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import pytest
+import torch
 from _helpers.project import Data, Net
 from _helpers.toy import quiet_trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from pfl_lightning import lightning_private as private
 
@@ -32,6 +36,21 @@ def test_a_module_has_a_trainer_for_a_time():
         assert private.trainer_or_none(module) is module.trainer is trainer
         assert private.has_trainer(module)
     assert private.trainer_or_none(module) is None
+
+
+def test_what_configure_optimizers_may_return():
+    module = Net()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    halving, cosine = StepLR(sgd, 1), CosineAnnealingLR(sgd, 5)
+    assert private.configured(sgd) == ([sgd], [])
+    for returned in ({"optimizer": sgd, "lr_scheduler": halving}, ([sgd], [halving])):
+        optimizers, (config,) = private.configured(returned)
+        assert optimizers == [sgd]
+        assert (config.scheduler, config.interval, config.frequency) == (halving, "epoch", 1)
+    _, (config,) = private.configured({"optimizer": sgd, "lr_scheduler": {"scheduler": cosine, "interval": "step"}})
+    assert config.interval == "step"
+    with pytest.raises(MisconfigurationException, match="interval"):
+        private.configured({"optimizer": sgd, "lr_scheduler": {"scheduler": cosine, "interval": "round"}})
 
 
 def test_hyper_parameters_are_those_that_loggers_get():

@@ -89,13 +89,9 @@ class LossSender(ConfidencePenalty):
             loss=before,
         )
 
-    def configure_aggregator(self, num_clients: int) -> Aggregator:
-        """The server of this method."""
-        return MomentumServer(self, num_clients)
-
 
 # %% 5. A server with state: the velocity
-class MomentumServer(Aggregator):
+class MomentumServer(Aggregator, of=LossSender):
     """Averages with weights n_k F_k, and moves with momentum: v <- beta v + (w - mean), w <- w - v.
 
     The velocity v is what the server must remember. It is in a buffer: checkpoints have it.

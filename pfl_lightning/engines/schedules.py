@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.core import optimizer as lightnings
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.lightning_private import configured
 
 
 def advance(scheduler: Any, client: FederatedClient, phase: Phase, context: FitContext, steps: int) -> None:
@@ -77,7 +77,7 @@ class StepCount:
         return self.calls - (int(torch.stack(self._skipped).sum()) if self._skipped else 0)
 
 
-def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Any]]:
+def unpack_optimizers(returned: Any) -> tuple[Optimizer, list[Any]]:
     """Read what ``configure_optimizers`` may return, as Lightning does: one optimizer, with schedulers or without.
 
     Returns:
@@ -87,14 +87,13 @@ def unpack_optimizers(configured: Any) -> tuple[Optimizer, list[Any]]:
         ConfigurationError: Several optimizers or none, or a scheduler that watches a metric.
     """
     try:
-        optimizers, schedulers, monitor = lightnings._configure_optimizers(configured)
-        configs = lightnings._configure_schedulers_automatic_opt(schedulers, monitor or "none")
+        optimizers, configs = configured(returned)
     except MisconfigurationException as error:
         wanted = "this engine takes one optimizer from configure_optimizers"
-        raise ConfigurationError(f"{wanted}, got {configured!r}: {error}") from error
+        raise ConfigurationError(f"{wanted}, got {returned!r}: {error}") from error
     if len(optimizers) != 1:
         raise ConfigurationError(
-            f"this engine takes one optimizer from configure_optimizers, got {configured!r}; several need TrainerEngine"
+            f"this engine takes one optimizer from configure_optimizers, got {returned!r}; several need TrainerEngine"
         )
     if any(isinstance(own.scheduler, ReduceLROnPlateau) or own.frequency != 1 for own in configs):
         raise ConfigurationError(
