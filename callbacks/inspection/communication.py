@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +14,7 @@ from pfl_lightning.callbacks.inspection.figures import new_figure
 from pfl_lightning.callbacks.results import results_writer
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import loop_of
+from pfl_lightning.notices import shown_before
 from pfl_lightning.runs.results import HistoryEntry
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class Communication(InspectionCallback):
     def show(self, trainer: L.Trainer, federation: Federation, round: int) -> None:
         """Draw accuracy against bytes, once there is any."""
         writer = results_writer(trainer)
+        if writer is None and not shown_before("communication"):
+            warnings.warn("no picture of accuracy by bytes: add a ResultsWriter to the callbacks", stacklevel=2)
         if writer is not None and writer.chosen:
             neighbors = federation.clients.models[0].uses_knn_evaluation()
             score = "nearest-neighbor score" if neighbors else "accuracy"

@@ -36,6 +36,12 @@ def test_the_kinds_add_up_to_the_total(tmp_path):
     assert scalars(found, "bytes/total")[1] == sum(scalars(found, kind)[1] for kind in kinds)
 
 
+def test_without_results_it_says_why_there_is_no_picture(tmp_path):
+    with pytest.warns(UserWarning, match="no picture of accuracy by bytes: add a ResultsWriter") as caught:
+        run(QUICK, 4, callbacks=[Communication(1)], logger=board(tmp_path))
+    assert sum("accuracy by bytes" in str(one.message) for one in caught) == 1
+
+
 def test_accuracy_against_bytes(tmp_path):
     writer = ResultsWriter(str(tmp_path))
     run(QUICK, 5, cohorts=COHORTS, callbacks=[Communication(2), writer], logger=board(tmp_path))
