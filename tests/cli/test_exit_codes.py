@@ -121,7 +121,7 @@ def test_what_lightning_and_schedulers_say_of_their_arguments_is_a_sentence(word
 
 
 def test_choices_are_those_of_the_argument_that_is_missing(capsys):
-    assert "known partitions: IID" in refused(capsys, ["fit", "--data", "Digits"]).splitlines()[1]
+    assert "known partitions: ClassesPerClient, " in refused(capsys, ["fit", "--data", "Digits"]).splitlines()[1]
 
 
 DATA = {
