@@ -50,7 +50,7 @@ class ResultsWriter(L.Callback):
 
     Each evaluation adds its rows to ``client_curves.csv``.
 
-    After a kill that leaves no time for it they are written when the run is resumed, even if no round is left to play.
+    After a kill that leaves no time for it they are written when the run is resumed, even if no round is left.
 
     Three choices are kept apart: the last evaluated round; the round of the highest mean validation accuracy (what one
     may report); and the round of the highest mean test accuracy (what some papers report). Accuracies are in [0, 1], of
@@ -71,7 +71,7 @@ class ResultsWriter(L.Callback):
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
         self._begin()
-        self._playing = self._finished = self._fits = False
+        self._running = self._finished = self._fits = False
         self._lock: RunLock | None = None
 
     def _begin(self) -> None:
@@ -158,7 +158,7 @@ class ResultsWriter(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Allow results to be written from now on; those of a resumed run say that it is not finished."""
-        self._playing, self._finished = True, False
+        self._running, self._finished = True, False
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             cut_curves(self.folder(trainer), loop_of(trainer).rounds)
         if loop_of(trainer).rounds:  # a kill would leave the results of before, which may say otherwise
@@ -168,15 +168,15 @@ class ResultsWriter(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results, also where a finished run was resumed and there was nothing to train."""
-        self._playing, self._finished = False, loop_of(trainer).aggregated and not _is_out_of_time(trainer)
+        self._running, self._finished = False, loop_of(trainer).aggregated and not _is_out_of_time(trainer)
         self.write(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write the results so far when a run ends early."""
         try:
             refused = isinstance(exception, RunLockedError)  # another process holds the folder
-            if self._playing and not refused and loop_of(trainer).rounds:
-                self._playing = False
+            if self._running and not refused and loop_of(trainer).rounds:
+                self._running = False
                 if loop_of(trainer).rounds == trainer.current_epoch + 1:  # in the validation of a round that is over
                     self.on_train_epoch_end(trainer, pl_module)
                 self.write(trainer, pl_module)

@@ -21,6 +21,7 @@ NOISE = (
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    gc.disable()  # until all modules are imported
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job; tests interrupt what they start
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in NOISE:
@@ -45,6 +46,7 @@ def pytest_collection_finish() -> None:
     """Leave what is there for good, millions of objects of modules and items, out of further garbage collections."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -10,6 +11,8 @@ import re
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pfl_lightning
@@ -125,6 +128,18 @@ def wait_passively() -> None:
         os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import without garbage collections, which can take longer than the imports: what imports make stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _run(argv: list[str], args: list[str] | None) -> None:
     wait_passively()
     here = os.getcwd()
@@ -139,7 +154,10 @@ def _run(argv: list[str], args: list[str] | None) -> None:
     elif argv[0] in OTHER_COMMANDS:
         pkgutil.resolve_name(OTHER_COMMANDS[argv[0]][0])(argv[1:])
     else:
-        from pfl_lightning.cli.federated_cli import FederatedCLI
+        with uncollected():
+            from pfl_lightning.cli.federated_cli import FederatedCLI
+        if args is None:  # this process is pfl
+            gc.freeze()
 
         topic = _topic(argv)
         if topic is not None:  # the options of a subcommand, all or those of a group

@@ -110,7 +110,7 @@ def end_with_parent(descriptor: int = 0) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def play(entry: str) -> None:
+def run_entry(entry: str) -> None:
     """Do the job, whose words are those of ``sys.argv``, and end when the parent does.
 
     Args:
@@ -121,4 +121,4 @@ def play(entry: str) -> None:
 
 
 if __name__ == "__main__":
-    play(sys.argv.pop(1))
+    run_entry(sys.argv.pop(1))

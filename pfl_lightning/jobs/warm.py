@@ -22,8 +22,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from pfl_lightning.cli.main import wait_passively
-from pfl_lightning.jobs.processes import LocalProcess, environment, opened_log, play
+from pfl_lightning.cli.main import uncollected, wait_passively
+from pfl_lightning.jobs.processes import LocalProcess, environment, opened_log, run_entry
 from pfl_lightning.jobs.supervision import Job, Starter, how_it_ended
 
 PRELOADED = (
@@ -192,21 +192,20 @@ def main() -> None:
     """The template, and each of its copies after that."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     wait_passively()
-    gc.disable()  # a sixth of the time of the imports
-    for name in sys.argv[2:]:
-        with suppress(ModuleNotFoundError):
-            importlib.import_module(name)
-    gc.enable()
+    with uncollected():
+        for name in sys.argv[2:]:
+            with suppress(ModuleNotFoundError):
+                importlib.import_module(name)
     gc.freeze()  # so that copies share the memory of what is there
     entry, *argv = serve(connection)
     importlib.invalidate_caches()
     if "numpy" in sys.modules:  # torch has a fixed seed where none is given, Python draws another one in each copy
         sys.modules["numpy"].random.seed()
     sys.argv[1:] = argv
-    os._exit(played(entry))
+    os._exit(exit_code_of(entry))
 
 
-def played(entry: str) -> int:
+def exit_code_of(entry: str) -> int:
     """Do a job and end as Python does, but for taking all modules apart: that takes longer than to copy them.
 
     Args:
@@ -217,7 +216,7 @@ def played(entry: str) -> int:
     """
     code: Any = 0
     try:
-        play(entry)
+        run_entry(entry)
     except SystemExit as ended:
         code = 0 if ended.code is None else ended.code
     except BaseException:

@@ -40,7 +40,7 @@ def run_options(config: Mapping[str, Any], method: str, arguments: Mapping[str, 
         config: The run's config; empty for a run that was not started from the command line.
         method: Name of the method's class.
         arguments: The method's arguments, for a run without a config.
-        rounds: Rounds that were planned, or played.
+        rounds: Rounds that were planned, or done.
 
     Example:
         >>> data = {"class_path": "pfl_lightning.datamodules.Digits", "init_args": {"seed": 3, "batch_size": 10}}

@@ -115,7 +115,7 @@ def damaged(path: Path, why: object) -> ConfigurationError:
 
 
 def set_later_aside(folder: Path, rounds: int) -> list[Path]:
-    """Rename evaluations of rounds that a fit plays once more: their models are no longer those of the run.
+    """Rename evaluations of rounds that a fit runs once more: their models are no longer those of the run.
 
     Args:
         folder: The run's folder.

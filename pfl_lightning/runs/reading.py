@@ -159,11 +159,11 @@ def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned_rounds(config: Mapping[str, Any], results: Mapping[str, Any], resumed: int | None) -> int:
     """The rounds that a finished run was to have, of its last resumption; it may have been ended early."""
-    played = int(results["rounds"])
+    done = int(results["rounds"])
     planned = option_of(config, "trainer.max_epochs") if resumed is None else resumed
     if not results.get("finished", True) or not isinstance(planned, int) or isinstance(planned, bool):
-        return played
-    return max(planned, played)
+        return done
+    return max(planned, done)
 
 
 def _source(content: Mapping[str, Any] | None) -> Source:

@@ -164,7 +164,7 @@ class FinishedRun:
     Attributes:
         path: The folder.
         method: Name of the method's class.
-        finished: Whether all its rounds were played.
+        finished: Whether all its rounds are done.
         data: Its data set.
         partition: How that was divided among clients.
         config: The resolved config; empty where the run has none.
@@ -172,7 +172,7 @@ class FinishedRun:
         seed: The seed of everything.
         data_seeds: The seeds of splits and partition.
         seeds: All its seeds.
-        rounds: Communication rounds that were played.
+        rounds: Communication rounds that are done.
         num_clients: Number of clients, novel ones included.
         never_trained: Clients that could take part in rounds and trained in none, as far as the run has counted.
         test: Test accuracies in the chosen round.

@@ -73,7 +73,7 @@ def reproduce(args: list[str]) -> None:
             found = read_study(path)
             table.add_row(name, found.title, ", ".join(found.scales))
         table.columns[0].no_wrap = True
-        Console().print(table)
+        _console().print(table)
         print("pfl reproduce NAME [--scale SCALE] [--data DIR] runs one; --check prints its runs, --help the options")
         return
     name = arguments.study.removesuffix(".yaml")
@@ -87,13 +87,17 @@ def reproduce(args: list[str]) -> None:
     _conduct(studies[name], arguments, ["reproduce", *args])
 
 
+def _console() -> Console:
+    """Where tables are printed: on a terminal of its width; lines of a file are as long as they are."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160, soft_wrap=True)
+
+
 def _conduct(path: Path, arguments: argparse.Namespace, argv: list[str]) -> None:
-    """Do what a command line says with a study file; lines of a file are as long as they are."""
+    """Do what a command line says with a study file."""
     found = read_study(path, arguments.scale or "")
     output = arguments.output or Path("runs", "studies", found.name + (f"-{found.scale}" if found.scale else ""))
-    console = Console()
-    console = console if console.is_terminal else Console(width=160, soft_wrap=True)
-    conductor = Conductor(found, output, arguments, argv, console)
+    conductor = Conductor(found, output, arguments, argv, _console())
     with explain_full_disk(output):
         if arguments.report_only:
             conductor.report()

@@ -133,7 +133,7 @@ class Conductor:
             asked = self._asked_runs()
             done = {run.name for run in asked if state_of(run) is RunState.DONE}
             display = Display(asked, done, self.console)
-            failed = Runner(self.starter, display, self.processes, self.arguments.retry).play(runs)
+            failed = Runner(self.starter, display, self.processes, self.arguments.retry).run(runs)
         self.report(failed)
         if failed:
             hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())

@@ -1,4 +1,4 @@
-"""The runs of a study: how far each is, by what lies in its folder, and what plays them, several at once."""
+"""The runs of a study: how far each is, by what lies in its folder, and what runs them, several at once."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Progress:
     """How far a run is.
 
     Attributes:
-        round: Rounds played, those before a resume included.
+        round: Rounds that are done, those before a resume included.
         rounds: Rounds in all.
         test: Mean test accuracy of the last evaluated round, in [0, 1].
         validation: Mean validation accuracy of the last evaluated round.
@@ -213,8 +213,8 @@ class Runner:
     def __post_init__(self) -> None:
         self._supervised = Jobs(self.starter, self.processes)
 
-    def play(self, runs: Iterable[Run]) -> dict[str, str]:
-        """Play runs.
+    def run(self, runs: Iterable[Run]) -> dict[str, str]:
+        """Run them.
 
         Args:
             runs: The runs, in the order in which they are started; the next one is asked for when there is room for it.
@@ -244,7 +244,7 @@ class Runner:
         self._supervised.end(next(job for job, (active, _) in self._active.items() if active is run))
 
     def _jobs(self, runs: Iterator[Run]) -> Iterator[Job | None]:
-        """The job of each run that may be played; ``None`` while there is none."""
+        """The job of each run that may be run; ``None`` while there is none."""
         while (job := self._next_job(runs)) or self._waiting or self._active:
             if self._waiting and not self._active:
                 self.display.elsewhere(self._waiting[0])
@@ -255,7 +255,7 @@ class Runner:
         return next((job for run in itertools.chain(runs, waiting) if (job := self._begin(run))), None)
 
     def _begin(self, run: Run) -> Job | None:
-        """The job of a run, unless another command plays it, or has done so."""
+        """The job of a run, unless another command runs it, or has done so."""
         lock = claim(run)
         if lock is None:
             self._waiting.append(run)

@@ -66,7 +66,7 @@ def search_options(
     folder.mkdir(parents=True, exist_ok=True)
     trials = _Trials(search, config, folder, choice, log)
     trials.runner = Runner(starter or local_starter(1), trials, processes)
-    trials.runner.play(trials.ask())
+    trials.runner.run(trials.ask())
     return trials.report()
 
 
