@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, MutableMapping, Sized
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pfl_lightning.errors import ConfigurationError, NoSuchClientError
 from pfl_lightning.names import did_you_mean
@@ -15,6 +16,9 @@ from pfl_lightning.options import Unpack
 
 __all__ = ["LABEL_KEYS", "BatchSource", "ClientParts", "FederatedData", "LoaderOptions", "SplitSource", "TwoViews"]
 __all__ += ["checked_length", "class_of_batch", "client_number", "names_of", "to_device", "usual_augmentations"]
+
+_COPIES: MutableMapping[Tensor, dict[torch.device, Tensor | None]] = WeakIdKeyDictionary()
+"""Copies on devices, which end with what they are copies of."""
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 """Keys of the class in items and batches that are dictionaries."""
@@ -142,6 +146,28 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if values.device.type == "cpu" and device.type in ("cuda", "xpu"):
         values = values.pin_memory()  # else the copy waits
     return values.to(device, non_blocking=True)
+
+
+def copy_on(device: torch.device, values: Tensor) -> Tensor | None:
+    """A copy of a data set's values that stays on a GPU for as long as they are there.
+
+    Args:
+        device: The GPU.
+        values: All values of the data set, which nobody changes in place.
+
+    Returns:
+        The copy; ``None`` on other devices, and where it would take more than a quarter of the memory that is free.
+    """
+    held = _COPIES.setdefault(values, {})
+    if device not in held:
+        with torch.inference_mode(False):
+            held[device] = values.to(device) if 0 < values.nbytes <= free_memory(device) // 4 else None
+    return held[device]
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU; 0 of other devices."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def names_of(data: FederatedData) -> tuple[str, ...]:

@@ -245,7 +245,7 @@ class BatchLoader:
     def stored(self) -> tuple[Tensor, Tensor]:
         """All samples of the split in its order, as stored: inputs (n, ...) and classes (n,), on the device."""
         if self._raw is None:
-            self._raw = self._split.raw_inputs.to(self._device)
+            self._raw = self._split.inputs_on(self._device)
         return self._raw, self._targets
 
     def transformed(self, inputs: Tensor, generator: Generators) -> Tensor:
@@ -260,7 +260,7 @@ class BatchLoader:
             without augmentation are taken from them.
         """
         if self._ready is None:
-            self._ready = self._split.transform.normalize(self._split.raw_inputs.to(self._device))
+            self._ready = self._split.transform.normalize(self._split.inputs_on(self._device))
         return self._ready, self._targets
 
     def with_inputs(self, inputs: Tensor) -> BatchLoader:

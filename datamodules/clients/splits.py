@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from pfl_lightning.data import LoaderOptions
+from pfl_lightning.data import LoaderOptions, copy_on, to_device
 from pfl_lightning.datamodules.augmentation.ops import Augmentation
 from pfl_lightning.datamodules.clients.batches import BatchLoader, BatchTransform
 from pfl_lightning.datamodules.clients.views import ClientView
@@ -69,8 +69,19 @@ class ClientSplit:
     @property
     def raw_inputs(self) -> Tensor:
         """Inputs of the samples as the client sees them, shape (n, ...), before augmentation and normalization."""
+        return self.inputs_on(torch.device("cpu"))
+
+    def inputs_on(self, device: torch.device) -> Tensor:
+        """The same inputs on a device, from the data set's copy there if it has one (:func:`copy_on`).
+
+        Args:
+            device: The device.
+        """
+        whole = copy_on(device, self._inputs) if device.type != "cpu" and self.view is None else None
+        if whole is not None:
+            return whole.index_select(0, to_device(self.indices, device))
         stored = self._inputs.index_select(0, self.indices)
-        return stored if self.view is None else self.view.inputs(stored)
+        return (stored if self.view is None else self.view.inputs(stored)).to(device)
 
     def split(self, size: int) -> Iterator[ClientSplit]:
         """Consecutive pieces of this split, for passes that must not hold all inputs at once.
@@ -180,10 +191,9 @@ class JoinedSplit(ClientSplit):
         """Classes of the samples, shape (n,), int64."""
         return torch.cat([split.targets for split in self._joined])
 
-    @property
-    def raw_inputs(self) -> Tensor:
-        """Stored inputs of the samples, shape (n, ...), as the client sees them."""
-        return torch.cat([split.raw_inputs for split in self._joined])
+    def inputs_on(self, device: torch.device) -> Tensor:
+        """See :meth:`ClientSplit.inputs_on`."""
+        return torch.cat([split.inputs_on(device) for split in self._joined])
 
     def select(self, positions: Tensor) -> ClientSplit:
         """Refuse, since positions alone do not identify the split.

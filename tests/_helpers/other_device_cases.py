@@ -23,7 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from _helpers import other_device, toy
 from _helpers.methods import CORE
-from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine, methods
+from pfl_lightning import Federation, SequentialEngine, TrainerEngine, VectorizedEngine, data, methods
 from pfl_lightning.callbacks import FederatedLoop, Inspection, ResultsWriter
 from pfl_lightning.datamodules import Digits, DominantClasses, RandomCrop, RandomFlip, RandomRotation
 from pfl_lightning.functional import tensor_lists
@@ -216,6 +216,13 @@ def main() -> None:
     (case,) = sys.argv[1:]
     warnings.simplefilter("ignore")
     other_device.install()
+    rooms: list[int] = []  # as on a GPU with room for the data
+
+    def free_memory(device: torch.device) -> int:
+        rooms.append(1 << 30 if device.type == other_device.NAME else 0)
+        return rooms[-1]
+
+    data.free_memory = free_memory
     with tempfile.TemporaryDirectory() as folder:
         functions = {
             "augmented": augmented,
@@ -226,7 +233,7 @@ def main() -> None:
             "private": private,
         }
         found = under(case) if case in ENGINES else functions[case](Path(folder))
-    print(json.dumps({"found": found, "products": other_device.products}))
+    print(json.dumps({"found": found, "products": other_device.products, "copied": sum(map(bool, rooms))}))
 
 
 if __name__ == "__main__":

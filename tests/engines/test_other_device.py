@@ -38,6 +38,7 @@ def test_methods(engine):
     assert result["found"]
     assert {method: far for method, far in result["found"].items() if far > ROUNDING} == {}
     assert result["products"]["device"] > 1000  # so that it was used
+    assert result["copied"] > 0  # data sets that batches were taken from
 
 
 def test_an_augmented_stack_waits_for_no_copy_and_takes_hardly_more_launches():

@@ -229,10 +229,9 @@ class CountedReads(ClientSplit):
 
     count = 0
 
-    @property
-    def raw_inputs(self):
+    def inputs_on(self, device):
         CountedReads.count += 1
-        return super().raw_inputs
+        return super().inputs_on(device)
 
 
 class CountedToy(Toy):

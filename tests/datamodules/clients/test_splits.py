@@ -1,9 +1,12 @@
 """Client views and their loaders, against slow and obvious versions."""
 
+import gc
+
 import lightning as L
 import pytest
 import torch
 
+from pfl_lightning import data
 from pfl_lightning.datamodules import BatchTransform, ClientSplit, RandomCrop, RandomFlip
 
 NORMALISE = BatchTransform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
@@ -219,3 +222,26 @@ def test_selected_samples_are_those_at_the_positions():
     assert torch.equal(classes, targets[[4, 0, 22]])
     assert len(chosen) == 3
     assert len(part) == 23
+
+
+def test_a_data_set_that_fits_is_copied_to_a_device_once(monkeypatch):
+    """One copy for all clients and fits, which ends with the data set; its values: engines/test_other_device."""
+    part, device = make_part(), torch.device("meta")
+    others = [part.select(torch.arange(5)), part.select(torch.tensor([20, 3, 3]))]
+    for room, copied in ((4 * part._inputs.nbytes - 1, False), (4 * part._inputs.nbytes, True)):
+        data._COPIES.clear()
+        monkeypatch.setattr(data, "free_memory", lambda _, room=room: room)
+        found = [split.loader(2, device=device).stored()[0] for split in (part, *others)]
+        assert [(inputs.device, len(inputs)) for inputs in found] == [(device, 23), (device, 5), (device, 3)]
+        held = [copy[device] for copy in data._COPIES.values()]
+        assert [copy is not None for copy in held] == [copied]
+        assert data.copy_on(device, part._inputs) is held[0]
+    del part, others
+    gc.collect()
+    assert not data._COPIES
+
+
+def test_a_data_set_stays_off_the_cpu_and_what_a_client_sees_in_its_own_way_is_not_copied():
+    part = make_part()
+    assert data.copy_on(torch.device("cpu"), part._inputs) is None
+    assert torch.equal(part.inputs_on(torch.device("cpu")), part._inputs[part.indices])
