@@ -22,7 +22,7 @@ from pfl_lightning.datamodules.clients.batches import BatchTransform, channel_st
 from pfl_lightning.datamodules.clients.division import Division, check_batches, divide, draw_novel_clients
 from pfl_lightning.datamodules.clients.samples import Samples, digest, warn_of_samples, with_public
 from pfl_lightning.datamodules.clients.splits import ClientData, ClientSplit
-from pfl_lightning.datamodules.counting import Ints
+from pfl_lightning.datamodules.counting import Ints, sizes_of
 from pfl_lightning.datamodules.partition.base import Partitioner
 from pfl_lightning.datamodules.partition.file import save_partition
 from pfl_lightning.names import described, did_you_mean, parameters_of, show_parameters
@@ -241,6 +241,11 @@ class FederatedDataModule(LightningDataModule, ABC):
     def unlabeled_sizes(self) -> Ints | None:
         """Number of unlabeled samples of each client, shape (m,); None if the data set has none."""
         return self._loaded.unlabeled.sizes if self._loaded.samples.num_unlabeled else None
+
+    @property
+    def test_sizes(self) -> Ints:
+        """Number of test samples of each client, shape (m,)."""
+        return sizes_of(self._loaded.test)
 
     @property
     def public_split(self) -> ClientSplit | None:

@@ -72,7 +72,7 @@ class ClientSplit:
         return self.inputs_on(torch.device("cpu"))
 
     def inputs_on(self, device: torch.device) -> Tensor:
-        """The same inputs on a device, from the data set's copy there if it has one (:func:`copy_on`).
+        """The same inputs on a device, from the data set's copy there if it has one.
 
         Args:
             device: The device.

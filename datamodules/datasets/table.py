@@ -24,7 +24,7 @@ from pfl_lightning.names import did_you_mean
 from pfl_lightning.options import DataOptions, Unpack
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 FEW = 20
 """Numbers of classes that are not taken for a quantity to predict."""
@@ -172,6 +172,12 @@ class FromTable(FederatedDataModule, gives="partition"):
         if self.features is None and "Unnamed: 0" in chosen:
             warnings.warn(f"the first column of {self.path} has no name and is left out as row numbers", stacklevel=2)
             chosen.remove("Unnamed: 0")
+        if self.features is None and (numbers := [one for one in chosen if _is_numbering(table[one])]):
+            warnings.warn(
+                f"{self.path} has another whole number in each row of {', '.join(map(repr, numbers))}, and they are "
+                "features: if they only number the rows or patients, list the other columns in 'features'",
+                stacklevel=2,
+            )
         table = table[list(self.features or chosen)]
         rows, public = found.samples.train_inputs, found.samples.public_inputs
         self.encoding = fit_encoding(table, rows.numpy()[np.concatenate(found.train)], self.categorical)
@@ -195,27 +201,49 @@ class FromTable(FederatedDataModule, gives="partition"):
 
     @property
     def input_encoding(self) -> dict[str, Any] | None:
-        """Columns, with categories, medians, means and deviations."""
-        return asdict(self.encoding)
+        """Columns, with categories, medians, means and deviations, and the column of the clients."""
+        return {**asdict(self.encoding), "client": self.client}
 
-    def inputs_of(self, table: Any) -> Tensor:
+    def inputs_of(self, table: Any, client: str | None = None) -> Tensor:
         """Inputs of other rows for a trained model, encoded by the statistics of this table's training rows.
 
         Args:
             table: A path, or a DataFrame, with this table's columns of features.
+            client: Name of the client whose model takes them.
 
         Returns:
             float32 of shape (N, d).
         """
-        return encoded(self.encoding, table)
+        return encoded(self.encoding, table, (self.client, client))
 
 
-def encoded(encoding: TableEncoding, table: Any) -> Tensor:
+def _is_numbering(column: Series) -> bool:
+    """Whether a column has another whole number in each of many rows."""
+    return column.dtype.kind in "iu" and len(column) > FEW and column.is_unique
+
+
+def encoded(encoding: TableEncoding, table: Any, whose: tuple[str | None, str | None]) -> Tensor:
     """Features of the rows of a DataFrame, or of a table at a path, float32 of shape (N, d).
 
-    Warns of cells with a category that no training row has.
+    Warns of cells with a category that no training row has, and of rows of other clients.
+
+    Args:
+        encoding: What became of the columns.
+        table: The rows.
+        whose: The column of the clients, and the name of the one whose model takes the rows, where they are known.
     """
-    found, unknown = encoding.features(read_table(Path(table), ()) if isinstance(table, str | Path) else table)
+    column, client = whose
+    table = read_table(Path(table), [column] if column else ()) if isinstance(table, str | Path) else table
+    if column in table.columns and client is not None:
+        named = table[column].dropna().astype(str).str.strip()
+        if others := sorted({*named} - {client}):
+            warnings.warn(
+                f"rows of other clients are predicted by the model of {client}, too: {int((named != client).sum())} of "
+                f"{len(table)}, in the column {column!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}; take "
+                f"out the rows of {client} to have those alone",
+                stacklevel=2,
+            )
+    found, unknown = encoding.features(table)
     if unknown:
         warn_of_unknown(unknown, len(found))
     return found

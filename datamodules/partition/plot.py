@@ -104,6 +104,7 @@ def partition_table(
     groups: Sequence[str] | None = None,
     unlabeled: Ints | None = None,
     names: Sequence[str] = (),
+    tests: Ints | None = None,
 ) -> Table:
     """Table for the terminal, with one row per client and one column per class.
 
@@ -115,6 +116,7 @@ def partition_table(
         groups: A label of each client, such as its domain, for an additional column; None for no such column.
         unlabeled: Number of unlabeled samples of each client, shape (m,), for an additional column; None for none.
         names: A name for each client, for an additional column.
+        tests: Number of test samples of each client, shape (m,), for an additional column.
 
     Returns:
         The table, to be printed by rich.
@@ -142,7 +144,9 @@ def partition_table(
     title += "" if unlabeled is None else f", {int(unlabeled.sum())} unlabeled"
     table = Table(title=title, box=SIMPLE_HEAD)
     leading = ["client", *(["name"] if names else []), *(["group"] if groups else []), "samples"]
-    leading += [*([] if unlabeled is None else ["unlabeled"]), *([] if wide else ["classes"])]
+    further = {"test": tests, "unlabeled": unlabeled}
+    sizes = {name: values for name, values in further.items() if values is not None}
+    leading += [*sizes, *([] if wide else ["classes"])]
     for name in leading:
         table.add_column(name, justify="right", no_wrap=True)
     digits = len(str(int(counts.max())))
@@ -151,10 +155,10 @@ def partition_table(
     for client, row in enumerate(counts[:max_clients]):
         cells = [str(int(value)) if value else "[dim]·[/dim]" for value in row]
         rest = cells if wide else [str(int((row > 0).sum())), _most_frequent(row, class_names)]
-        without = [] if unlabeled is None else [str(int(unlabeled[client]))]
+        others = [str(int(values[client])) for values in sizes.values()]
         named = [escape(names[client])] if names else []
         table.add_row(
-            str(client), *named, *([escape(groups[client])] if groups else []), str(int(row.sum())), *without, *rest
+            str(client), *named, *([escape(groups[client])] if groups else []), str(int(row.sum())), *others, *rest
         )
     if num_clients > max_clients:
         table.add_row(f"+{num_clients - max_clients}")

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from pfl_lightning.callbacks import ResultsWriter, architecture_table
 from pfl_lightning.callbacks.inspection import InspectionCallback
+from pfl_lightning.data import names_of
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.datamodules.datasets.images import decode_images, images_in
 from pfl_lightning.errors import UsageError
@@ -60,9 +61,9 @@ class FederatedTrainer(L.Trainer):
         unlabeled = datamodule.unlabeled_sizes
         described = model.describe(datamodule)  # type: ignore[arg-type]  # it has properties for the attributes
         Console().print(architecture_table(described, f"{datamodule.num_clients} clients"))
-        Console().print(
-            partition_table(counts, datamodule.class_names, groups=groups, unlabeled=unlabeled, names=names)
-        )
+        tests, classes = datamodule.test_sizes, datamodule.class_names
+        table = partition_table(counts, classes, groups=groups, unlabeled=unlabeled, names=names, tests=tests)
+        Console().print(table)
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups or names or None)
         datamodule.save_partition(str(folder / PARTITION))
         print(f"Saved {folder / 'partition.png'} and {folder / 'partition.npz'}")
@@ -141,7 +142,7 @@ class FederatedTrainer(L.Trainer):
                     "clients has its initial values there",
                     stacklevel=2,
                 )
-            given, samples = (None, None) if inputs is None else read_inputs(Path(inputs), datamodule)
+            given, samples = (None, None) if inputs is None else read_inputs(Path(inputs), datamodule, number)
             found = model.predict(number, given)
         path = Path(output) / (f"{name}.csv" if inputs is None else f"{name}_{Path(inputs).stem}.csv")
         found.save(path, samples)
@@ -174,8 +175,13 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 """How files of tables end."""
 
 
-def read_inputs(path: Path, datamodule: FederatedDataModule) -> tuple[Any, list[str] | None]:
+def read_inputs(path: Path, datamodule: FederatedDataModule, client: int = 0) -> tuple[Any, list[str] | None]:
     """Inputs in a file or a folder of images, and the names of the images.
+
+    Args:
+        path: The file or folder.
+        datamodule: The data, which say what inputs are.
+        client: The client whose model takes them.
 
     Raises:
         UsageError: There is no such file, or it holds something else.
@@ -189,7 +195,8 @@ def read_inputs(path: Path, datamodule: FederatedDataModule) -> tuple[Any, list[
             found = decode_images(files, getattr(datamodule, "image_size", None), 1 if channels == 1 else 3)
             return found, [Path(file.path).name for file in files]
         if path.suffix.lower() in TABLES and getattr(datamodule, "input_encoding", None) is not None:
-            return datamodule.inputs_of(path), None  # type: ignore[attr-defined]
+            names = names_of(datamodule)  # type: ignore[arg-type]
+            return datamodule.inputs_of(path, names[client] if names else None), None  # type: ignore[attr-defined]
         if path.suffix not in (".npy", ".pt"):
             raise ValueError("expected .npy, .pt or a folder of images, or for a FromTable rows as CSV or Parquet")
         found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else torch.load(path, weights_only=True)

@@ -301,7 +301,7 @@ def exported_inputs(path: str | Path, inputs: Any) -> Tensor:
             "list columns: export the client again"
         )
     if is_table:
-        return encoded(TableEncoding.of(about["table"]), inputs)
+        return encoded(TableEncoding.of(about["table"]), inputs, (about["table"].get("client"), about["name"]))
     given, shape = torch.as_tensor(inputs), about["input_shape"]
     if shape is not None and [*given.shape[1:]] != shape:
         expected = f"(N, {', '.join(map(str, shape))})"

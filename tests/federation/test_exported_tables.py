@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -110,6 +111,21 @@ def test_rows_that_do_not_fit(exported):
         predict_exported(path, new.assign(ward="teeth"))
     with pytest.raises(ConfigurationError, match=r"expected rows with its columns, .* got a Tensor"):
         predict_exported(path, torch.zeros(2, 3))
+
+
+def test_rows_of_other_clients_are_said(exported, tmp_path):
+    _, data, models, new = exported
+    mixed = new.assign(site=[" Lyon", "Nice", "Paris", None] * 10)
+    mixed.to_csv(tmp_path / "mixed.csv", index=False)
+    said = r"by the model of Lyon, too: 20 of 40, in the column 'site' Nice, Paris; take out"
+    with pytest.warns(UserWarning, match=said):
+        predict_exported(models / "client_0.pt", tmp_path / "mixed.csv")
+    with pytest.warns(UserWarning, match=said):
+        data.inputs_of(mixed, "Lyon")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict_exported(models / "client_0.pt", new.assign(site="Lyon"))
+        data.inputs_of(mixed)
 
 
 def test_the_command_says_what_is_wrong_with_rows_and_ends_with_2(exported, tmp_path, capsys):

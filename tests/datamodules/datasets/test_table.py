@@ -137,6 +137,16 @@ def test_row_numbers_that_pandas_has_written_are_no_feature(tmp_path):
         assert "Unnamed: 0" not in ready(str(tmp_path / "t.csv")).encoding.feature_names
 
 
+def test_numbers_of_rows_are_said_to_be_features(tmp_path):
+    table = patients().assign(patient=np.random.default_rng(1).permutation(120), dose=np.arange(120) // 2)
+    with pytest.warns(UserWarning, match=r"another whole number in each row of 'patient', .* list the other columns"):
+        ready(saved(tmp_path, table))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ready(saved(tmp_path, table), features=["patient", "age"])
+        ready(saved(tmp_path, table.drop(columns="patient")))
+
+
 def test_a_class_of_one_client_is_said(tmp_path):
     table = patients()
     table.loc[table["site"] == "Metz", "state"] = "cured"
