@@ -74,20 +74,13 @@ class LossSender(ConfidencePenalty):
 
     def before_fit(self, context: FitContext) -> Tensor:
         """The loss of the received model; what is returned here reaches ``make_update``."""
-        features, labels = context.data.features(self.encoder)
+        features, labels = self.features_of(context.data)
         with torch.no_grad():
             return F.cross_entropy(self.head(features), labels)
 
     def make_update(self, context: FitContext, before: Tensor) -> LossUpdate:
         """The shared weights after the local fit, and the loss before it."""
-        weights = select_state(self, self.shared_names())
-        return LossUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
-            weights=weights,
-            loss=before,
-        )
+        return LossUpdate(**vars(super().make_update(context, before)), loss=before)
 
 
 # %% 5. A server with state: the velocity
