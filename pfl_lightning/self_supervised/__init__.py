@@ -6,7 +6,7 @@
 ``target``                                                            networks that follow by a moving average
 ====================================================================  =============================================
 
-Heads, losses and memory banks are lightly's (``pip install "pfl-lightning[ssl]"``), imported when an objective is made.
+Heads, losses and memory banks are lightly's (the extra ``ssl``), imported when an objective is made.
 """
 
 from __future__ import annotations

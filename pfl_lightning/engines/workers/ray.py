@@ -32,7 +32,7 @@ CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 class RayEngine(WorkerEngine):
-    """Engine that trains and evaluates clients in worker processes of Ray (``pip install "pfl-lightning[ray]"``).
+    """Engine that trains and evaluates clients in worker processes of Ray (the extra ``ray``).
 
     A worker gets the data and the architectures once. For a local fit it gets the broadcast and the client's stored
     state, and returns the update and the new state. Tensors that the server sends to all clients are sent to every
