@@ -5,7 +5,7 @@
 
 ``liar_attacks.png`` has the honest clients' accuracy under each attack, without and with the filter, from the study's
 runs. ``liar_scores.png`` has the scores by which the filter judges the updates of a round under inner products: the
-script plays that row of the study, and keeps them.
+script runs that row of the study, and keeps them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, NoReturn, Self
+from inspect import signature
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -100,6 +101,18 @@ class FieldSchema:
     covariance: bool = False
     tells: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values of another kind, which would show at the first message alone.
+
+        Raises:
+            TypeError: Says the option.
+        """
+        for name in ("shape", "when", "below", "total", "tells"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} of a message field must be a string, got {getattr(self, name)!r}")
+        if not isinstance(self.at_least, int | float | None):
+            raise TypeError(f"at_least of a message field must be a number, got {self.at_least!r}")
+
     def range_error(self, value: Tensor, sizes: Mapping[str, int]) -> str | None:
         """Expected range of the numbers; ``None`` if ``value``, finite, lies in it."""
         least = -math.inf if self.at_least is None else self.at_least
@@ -142,6 +155,9 @@ def statistics_field(**options: Any) -> Any:
 
 def _declared(kind: str, options: dict[str, Any]) -> Any:
     own = {name: options.pop(name) for name in FieldSchema.__dataclass_fields__ if name in options}
+    if unknown := options.keys() - signature(field).parameters.keys():
+        known = ", ".join(name for name in FieldSchema.__dataclass_fields__ if name != "kind")
+        raise TypeError(f"a message field has no option {min(unknown)!r}: known are {known}, and those of a dataclass")
     if "when" in own:
         options.setdefault("default", None)
     return field(metadata={"schema": FieldSchema(kind, **own)}, **options)
@@ -155,6 +171,9 @@ class Message:
         client: The client that receives or sends the message.
         round: The round, from 0.
     """
+
+    scanned: ClassVar[tuple[str, ...]] = (WEIGHTS, STATISTICS)
+    """Kinds of content that may hold no NaN, infinity or absurd number."""
 
     client: int
     round: int
@@ -237,7 +256,7 @@ class Message:
             InvalidMessageError: Names the client, the round, the field, what was expected and what came.
         """
         sizes = dict(sizes)  # free symbols join in this message alone
-        dense = [tensor for _, _, tensor in self.tensors() if unusual_kind(tensor) is None]
+        dense = [one for _, kind, one in self.tensors() if kind in self.scanned and unusual_kind(one) is None]
         largest = dict(zip(map(id, dense), magnitudes(dense), strict=True))
         for declared in fields(self):
             schema = declared.metadata.get("schema")
@@ -252,6 +271,10 @@ class Message:
                 self.refuse(f"{name} is {'missing' if expected else 'not expected'}")
             if schema.shape is not None and isinstance(value, Tensor):
                 self._check_shape(name, value, schema.shape, sizes)
+            if value is not None and schema.below is not None and schema.below not in sizes:
+                self.refuse(f"{name} is declared with below={schema.below!r}, a size that no field before it has")
+            if schema.total is not None and not hasattr(self, schema.total):
+                self.refuse(f"{name} is declared with total={schema.total!r}, which the message does not have")
             if isinstance(value, Mapping):
                 for key, tensor in value.items():
                     self._check_tensor(f"{name}.{key}", tensor, schema, sizes, sent, largest)
@@ -285,7 +308,7 @@ class Message:
             self.refuse(f"{name} has dtype {value.dtype}, expected {schema.dtype}")
         if schema.floating and not value.is_floating_point():
             self.refuse(f"{name} has dtype {value.dtype}, expected a floating-point one")
-        if not largest[id(value)] <= LARGEST:
+        if not largest.get(id(value), 0.0) <= LARGEST:
             self._refuse_unless_sent(name, value, sent)
         if (schema.at_least, schema.below, schema.total) == (None,) * 3 and not schema.ascending | schema.covariance:
             return
@@ -304,6 +327,8 @@ class Message:
     def _refuse_unless_sent(self, name: str, value: Tensor, sent: Callable[[], Message] | None) -> None:
         """Refuse NaN, infinity, and numbers beyond :data:`LARGEST`; not where the server sent such numbers itself."""
         remedy = "lower the learning rate, clip the gradient, or look at this client's data"
+        if isinstance(self, Broadcast):
+            remedy = "look at how the server's aggregate() computes it"
         count = int((~torch.isfinite(value)).sum())
         if count:
             self.refuse(f"{name} holds {count} non-finite values of {value.numel()}; {remedy}")
@@ -319,11 +344,14 @@ class Message:
 class Broadcast(Message):
     """Message from the server to a client at the start of a round.
 
-    Its tensors may be the server's own: a client copies what it wants to change (``load_state`` does).
+    Its tensors may be the server's own: a client copies what it wants to change (``load_state`` does). The first of a
+    round is checked for all.
 
     Attributes:
         weights: The client's shared state; empty when nothing is shared.
     """
+
+    scanned: ClassVar[tuple[str, ...]] = (STATISTICS,)  # weights were scanned in updates, and may be masks
 
     weights: State = weight_field(default_factory=dict)
 

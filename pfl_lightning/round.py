@@ -17,7 +17,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData, names_of
 from pfl_lightning.engines import FitEnvironment, FitResult, FitTask
 from pfl_lightning.engines.lifecycle import make_context
-from pfl_lightning.errors import ClientCodeError, ClientError, FederationError, InvalidMessageError
+from pfl_lightning.errors import ClientCodeError, ClientError, ConfigurationError, FederationError, InvalidMessageError
 from pfl_lightning.functional.tensor_lists import magnitudes
 from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, magnitude
 from pfl_lightning.metrics import over_clients, reduction_of
@@ -124,6 +124,8 @@ class Round:
             broadcast = self.server.broadcast(client, self.number)
             if not isinstance(broadcast, Broadcast):
                 raise no_broadcast(self.server, broadcast)
+            if not self._sent:
+                broadcast.check_content(self.server.sizes, lambda name: bool(getattr(self.server, name)))
             self.traffic.down.update(broadcast.bytes_by_kind())
             self._sent[client] = broadcast
             model, state = self.clients.model_and_state(client)
@@ -451,5 +453,9 @@ class Round:
         found["train/clients_left_out"] = float(len(self.results) - len(good))
         if self.robust is not None:
             found["robust/left_out"] = float(len(self.left_out))
+        if clash := found.keys() & self.server.metrics.keys():
+            raise ConfigurationError(
+                f"{type(self.server).__name__}.metrics has {min(clash)!r}, which is logged already: take another name"
+            )
         found |= self.server.metrics
         return found if self.mechanism is None else found | self.mechanism.metrics()

@@ -149,7 +149,7 @@ class Aggregator(nn.Module):
             self._at_start = UnsavedState(self, ignored, self._saved_stores())
         if type(update) is not self.update_class:
             update.refuse(
-                f"{type(self).__name__} expects a {self.update_class.__name__}, got a {type(update).__name__}; "
+                f"{type(self).__name__} expects updates of {self.update_class.__name__}, got {type(update).__name__}; "
                 f"a server of such updates sets update_class = {type(update).__name__}"
             )
         count, name = update.num_samples, f"{type(update).__name__}.weights"

@@ -257,9 +257,42 @@ def test_an_update_of_another_class_is_refused():
         further: Tensor | None = statistics_field(default=None)
 
     with pytest.raises(
-        InvalidMessageError, match=r"Server expects a Declared, got a More; .* sets update_class = More"
+        InvalidMessageError, match=r"Server expects updates of Declared, got More; .* sets update_class = More"
     ):
         Server().check(declared(More))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shape": ("C", "d")}, "shape of a message field must be a string, got "),
+        ({"below": 1.0}, "below of a message field must be a string, got 1.0"),
+        ({"at_least": "0"}, "at_least of a message field must be a number, got '0'"),
+        (
+            {"at_most": 1},
+            "a message field has no option 'at_most': known are shape, dtype, .* of a dataclass",
+        ),
+    ],
+)
+def test_declarations_without_meaning_are_refused_where_they_are_made(options, said):
+    with pytest.raises(TypeError, match=said):
+        statistics_field(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"below": "K"}, "is declared with below='K', a size that no field before it has"),
+        ({"total": "numsamples"}, "is declared with total='numsamples', which the message does not have"),
+    ],
+)
+def test_names_in_declarations_that_stand_for_nothing(options, said):
+    @dataclass(frozen=True, kw_only=True)
+    class Own(ClientUpdate):
+        numbers: Tensor = statistics_field(**options)
+
+    with pytest.raises(InvalidMessageError, match=rf"Own\.numbers {said}"):
+        Own(client=0, round=0, num_samples=3, weights={}, numbers=torch.ones(2)).check_content({}, bool)
 
 
 def test_an_update_is_read_once(monkeypatch):
@@ -276,7 +309,7 @@ def test_an_update_is_read_once(monkeypatch):
 @pytest.mark.repeated
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_broadcasts_of_every_method_are_as_declared(method):
-    """A client does not check what its own server sends, so that it is checked here, after two rounds."""
+    """A round checks the first that it sends; here that of another client, after two rounds."""
     federation = run(for_toy(method, epochs=1), 2, limit_val_batches=0)
     server, model = federation.server, federation.clients.models[0]
     broadcast = server.broadcast(1, 2)

@@ -226,7 +226,7 @@ def print_methods(args: list[str]) -> None:
     for name in asked["names"]:
         if name.lower() not in known:
             near = did_you_mean(name, [row.name for row in rows])
-            raise UsageError(f"there is no method {name}{near} (pfl methods lists all)")
+            raise UsageError(f"there is no method {name}{near} (pfl methods lists those of the package)")
     filters = [fits for option, fits in FILTERS.items() if asked[option[2:].replace("-", "_")]]
     named = [known[name.lower()] for name in asked["names"]]
     fitting = [row for row in named or rows if all(fits(row) for fits in filters)]

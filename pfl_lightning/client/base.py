@@ -141,6 +141,7 @@ class FederatedClient(ModelAccess):
         check_choice("schedule", schedule, get_args(Schedule))
         self.eval_model = eval_model or type(self).eval_model
         self.batch_norm = batch_norm or type(self).batch_norm
+        check_choice(f"batch_norm of {type(self).__name__}", self.batch_norm, get_args(BatchNorm))
         check_at_least("epochs", epochs, 1)
         check_at_least("fine_tune_epochs", fine_tune_epochs, 1)
         check_learning_rate("lr", lr)

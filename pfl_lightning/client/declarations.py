@@ -266,8 +266,17 @@ class Declarations(L.LightningModule):
         """Output of ``training_step``: the sum of the loss terms as ``"loss"``, and each of them detached.
 
         Raises:
-            ConfigurationError: A term that the current phase does not name, or no term at all.
+            ConfigurationError: A term that the current phase does not name, no term at all, or one that is no scalar.
         """
+        given = terms if isinstance(terms, dict) else {"loss_terms": terms}
+        wrong = [(name, one) for name, one in given.items() if not isinstance(one, Tensor) or one.ndim]
+        if wrong or given is not terms:
+            name, one = wrong[0] if wrong else ("loss_terms", terms)
+            came = f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+            raise ConfigurationError(
+                f"{type(self).__name__}.loss_terms must return a dictionary of scalar tensors, such as means over the "
+                f"batch, got {came}" + (f" for {name!r}" if given is terms else "")
+            )
         chosen = self.phase.losses
         surplus = [] if chosen is None else [name for name in terms if name not in chosen]
         if surplus or not terms:

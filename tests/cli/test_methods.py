@@ -125,7 +125,10 @@ def test_a_named_method_is_told_whole(measured, capsys):
 def test_an_unknown_word_is_refused(measured, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["methods", "FedPAK"])
-    assert "there is no method FedPAK; did you mean 'FedPAC'? (pfl methods lists all)" in capsys.readouterr().err
+    assert (
+        "there is no method FedPAK; did you mean 'FedPAC'? (pfl methods lists those of the package)"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_was_measured_of_every_method_ships():

@@ -169,7 +169,7 @@ def test_no_subcommand_takes_the_beginning_of_an_option(capsys, command):
         ("methods --hetero", "did you mean --heterogeneous?"),
         ("methods --novel-clients", "did you mean --novel?"),
         ("methods scaffold1", "did you mean 'SCAFFOLD'?"),
-        ("methods FedZebra", "there is no method FedZebra (pfl methods lists all)"),
+        ("methods FedZebra", "there is no method FedZebra (pfl methods lists those of the package)"),
         ("study x.yaml --train head", "did you mean --personalize.train?"),
         ("study x.yaml --personalise.epochs 3", "did you mean --personalize.epochs?"),
         ("study x.yaml --out x", "did you mean --output?"),

@@ -22,7 +22,7 @@ RUNS = [
 TABLE = re.compile(
     r"<!-- measured (at the end|at round \d+|personalized): ([\w -]+); ([\w-]+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)"
 )
-LEADERBOARD = "leaderboard-small"
+LEADERBOARD, LIARS = "leaderboard-small", "robust-cifar10-small"
 PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 TABLES = [table for page in PAGES for table in TABLE.findall(page.read_text())]
 
@@ -155,7 +155,7 @@ def test_the_readme_has_the_figures_of_the_kept_results():
 
 def test_every_kept_run_is_in_a_table():
     shown = {folder for _, folders, *_ in TABLES for folder in folders.split()}
-    assert {*shown, LEADERBOARD} == {file for file, *_ in RUNS}
+    assert {*shown, LEADERBOARD, LIARS} == {file for file, *_ in RUNS}
 
 
 def test_the_leaderboard_is_that_of_the_kept_results():
@@ -172,6 +172,20 @@ def test_the_leaderboard_is_that_of_the_kept_results():
         sent = sum(images["bytes"][way] for way in ("up", "down")) / images["rounds"] / images["num_clients"]
         expected = [*scores, sent / 1e6, images["seconds_per_round"]]
         assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(expected, abs=0.0051)
+
+
+def test_the_table_of_liars_is_that_of_the_kept_results():
+    _, page = (ROOT / "docs" / "robust.md").read_text().split("**CIFAR-10**")
+    header, _, *rows = [[cell.strip() for cell in line[1:-2].split("|")] for line in re.findall(r"^\|.*\n", page, re.M)]
+    found = {(setting, method): run["results.json"] for file, setting, method, _, run in RUNS if file == LIARS}
+    shown = {
+        (setting.replace(" ", "-"), row[0].replace(" ", "-")): cell
+        for row in rows
+        for setting, cell in zip(header[1:], row[1:], strict=True)
+    }
+    assert {place for place, cell in shown.items() if cell != "ended"} == set(found)
+    for place, results in found.items():
+        assert float(shown[place]) == pytest.approx(100 * results["attack"]["last"]["test_accuracy/honest"], abs=0.0501)
 
 
 COMMAND = re.compile(r"^ *pfl (study (?:.*\\\n)*.*--report-only)$", flags=re.MULTILINE)
