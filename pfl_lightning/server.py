@@ -310,7 +310,8 @@ class AveragingAggregator(Aggregator):
         self.by_samples, self.step = client.by_samples if by_samples is None else by_samples, step
         self.parameter_names = frozenset(name for name, _ in client.named_parameters(remove_duplicate=False))
         self.weights = TensorDict(select_state(client, client.shared_names()))
-        self._average = RunningAverage()
+        self.running_average = RunningAverage()
+        """Mean of what was received since the last :meth:`aggregate`."""
         self.server_optimizer: Learner | None = None
         if optimizer is not None:
             self.use_optimizer(client, optimizer)
@@ -340,11 +341,11 @@ class AveragingAggregator(Aggregator):
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's state to the running average."""
         if update.weights:
-            self._average.update(update.weights, update.num_samples if self.by_samples else 1)
+            self.running_average.update(update.weights, update.num_samples if self.by_samples else 1)
 
     def aggregate(self) -> None:
         """Take the mean, w = sum_k n_k / n w_k, or go a step towards it."""
-        average, self._average = self._average, RunningAverage()
+        average, self.running_average = self.running_average, RunningAverage()
         if average.total_weight > 0:
             sent, found = self.weights.as_state(), average.result()
             if self.step != 1:

@@ -189,11 +189,11 @@ class DivergenceAwareAggregator(AveragingAggregator):
             self._collapsed.append(update.weights)
             return
         self._smallest = min(self._smallest, divergence)
-        self._average.update(update.weights, 1.0 / divergence)
+        self.running_average.update(update.weights, 1.0 / divergence)
 
     def aggregate(self) -> None:
         """Take the mean."""
         for state in self._collapsed:
-            self._average.update(state, 1.0 / self._smallest if self._smallest < float("inf") else 1.0)
+            self.running_average.update(state, 1.0 / self._smallest if self._smallest < float("inf") else 1.0)
         self._start_round()
         super().aggregate()

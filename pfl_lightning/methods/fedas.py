@@ -171,6 +171,6 @@ class FedASAggregator(AveragingAggregator, of=FedAS):
         """Add one client's encoder to the running average."""
         assert isinstance(update, FedASUpdate)
         if self.by_fisher:
-            self._average.update(update.weights, max(float(update.fisher), NEGLIGIBLE))
+            self.running_average.update(update.weights, max(float(update.fisher), NEGLIGIBLE))
         else:
             super().receive(update)

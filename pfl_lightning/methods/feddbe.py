@@ -189,5 +189,5 @@ class FedDBEAggregator(AveragingAggregator, of=FedDBE):
             self.global_mean = means.result()["mean"]
             self.found = torch.ones_like(self.found)
             if self.discards:
-                self._average = RunningAverage()
+                self.running_average = RunningAverage()
         super().aggregate()

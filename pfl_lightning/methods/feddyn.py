@@ -96,7 +96,7 @@ class FedDynAggregator(AveragingAggregator, of=FedDyn):
 
     def aggregate(self) -> None:
         """Take the mean, then h and the step against it."""
-        sent, count = self.weights.as_state(), self._average.total_weight  # a client counts one
+        sent, count = self.weights.as_state(), self.running_average.total_weight  # a client counts one
         super().aggregate()
         if count == 0:
             return

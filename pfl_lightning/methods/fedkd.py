@@ -191,7 +191,7 @@ class FedKDAggregator(Aggregator, of=FedKD):
         self._start_round()
 
     def _start_round(self) -> None:
-        self._average, self._round = RunningAverage(), 0
+        self.running_average, self._round = RunningAverage(), 0
 
     def broadcast(self, client: int, round: int) -> Broadcast:
         """The student, the same for every client."""
@@ -204,13 +204,13 @@ class FedKDAggregator(Aggregator, of=FedKD):
             change = expand_state(update.change, self.shapes)
         except ValueError as error:
             update.refuse(f"FedKDUpdate.change: {error}")
-        self._average.update(change, update.num_samples if self.by_samples else 1)
+        self.running_average.update(change, update.num_samples if self.by_samples else 1)
         self._round = update.round
 
     @torch.no_grad()
     def aggregate(self) -> None:
         """Add the mean; what is sent is all that is kept, so that clients add their changes to the same student."""
-        average, round = self._average, self._round
+        average, round = self.running_average, self._round
         self._start_round()
         if average.total_weight == 0:
             return

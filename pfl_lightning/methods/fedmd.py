@@ -121,7 +121,7 @@ class FedMDAggregator(Aggregator, of=FedMD):
         self.consensus_round: Tensor
         self.register_buffer("consensus", torch.zeros(client.public_samples, client.num_classes))
         self.register_buffer("consensus_round", torch.tensor(-1))  # whose samples it belongs to
-        self._average, self._next = RunningAverage(), -1
+        self.running_average, self._next = RunningAverage(), -1
 
     def broadcast(self, client: int, round: int) -> PublicBroadcast:
         """Distribute: the consensus on S_r, the same for every client."""
@@ -132,13 +132,13 @@ class FedMDAggregator(Aggregator, of=FedMD):
         """Add one client's scores to the mean."""
         assert isinstance(update, PublicUpdate)
         assert update.scores is not None
-        self._average.update({"scores": update.scores}, 1)
+        self.running_average.update({"scores": update.scores}, 1)
         self._next = update.round + 1
 
     def aggregate(self) -> None:
         """Aggregate: the plain mean of the scores."""
-        average, following = self._average, self._next
-        self._average, self._next = RunningAverage(), -1
+        average, following = self.running_average, self._next
+        self.running_average, self._next = RunningAverage(), -1
         if average.total_weight > 0:
             # Another tensor: the last one may be in a message that is still on its way.
             self.consensus = average.result()["scores"].to(self.consensus)

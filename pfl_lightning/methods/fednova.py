@@ -81,8 +81,8 @@ class FedNovaAggregator(AveragingAggregator, of=FedNova):
         directions, self._directions = self._directions, RunningAverage()
         norms, self._norms = self._norms, RunningAverage()
         if directions.total_weight > 0:
-            sent, tau, mean = self.weights.as_state(), norms.result()["norm"], self._average.result()
+            sent, tau, mean = self.weights.as_state(), norms.result()["norm"], self.running_average.result()
             moved = {name: sent[name] - tau * direction for name, direction in directions.result().items()}
-            self._average = RunningAverage()
-            self._average.update({**mean, **moved}, 1)  # in the place of the mean
+            self.running_average = RunningAverage()
+            self.running_average.update({**mean, **moved}, 1)  # in the place of the mean
         super().aggregate()

@@ -195,7 +195,7 @@ class FedPACAggregator(Aggregator, of=FedPAC):
         self._start_round()
 
     def _start_round(self) -> None:
-        self._average = RunningAverage()
+        self.running_average = RunningAverage()
         self._centroid_sum = torch.zeros(self.centroids.shape, dtype=torch.float64)
         self._counts = torch.zeros(len(self.centroids), dtype=torch.float64)
         self._cohort: list[FedPACUpdate] = []  # heads and their statistics alone, not the encoders
@@ -218,7 +218,7 @@ class FedPACAggregator(Aggregator, of=FedPAC):
         """Add one client's encoder and centroids to the sums and keep its head."""
         assert isinstance(update, FedPACUpdate)
         encoder = {name: update.weights[name] for name in self.encoder.as_state()}
-        self._average.update(encoder, update.num_samples)
+        self.running_average.update(encoder, update.num_samples)
         if update.centroids is not None and update.counts is not None:
             counts = update.counts.to("cpu", torch.float64)
             self._centroid_sum += counts[:, None] * update.centroids.to("cpu", torch.float64)
@@ -229,8 +229,8 @@ class FedPACAggregator(Aggregator, of=FedPAC):
 
     def aggregate(self) -> None:
         """Encoder (18), centroids (19), and the cohort's heads (4)."""
-        if self._average.total_weight > 0:
-            self.encoder.assign(self._average.result())  # (18)
+        if self.running_average.total_weight > 0:
+            self.encoder.assign(self.running_average.result())  # (18)
         if self.alignment > 0 and bool(self._counts.any()):
             present = self._counts > 0
             mean = self._centroid_sum / self._counts.clamp(min=1)[:, None]  # (19)

@@ -224,7 +224,7 @@ class SphereFedAggregator(AveragingAggregator, of=SphereFed):
             inverse = torch.linalg.pinv(self._gram, rtol=len(self._gram) * self._rounding, hermitian=True)
             self.head.copy_((inverse @ self._products).T)
             self.calibrated.fill_(self._round)
-        elif self._average.total_weight > 0:  # of an encoder that is no more
+        elif self.running_average.total_weight > 0:  # of an encoder that is no more
             self.calibrated.fill_(-1)
         self._start_round()
         super().aggregate()
