@@ -214,9 +214,10 @@ def test_a_refused_update_leaves_the_client_as_it_was(make, monkeypatch):
 def test_every_tensor_of_an_update_is_scanned_once(make, monkeypatch):
     scans, scan = [], Message._check_tensor
 
-    def count(update, *args, **kwargs):
-        scans.append(update.client)
-        return scan(update, *args, **kwargs)
+    def count(message, *args, **kwargs):
+        if isinstance(message, ClientUpdate):
+            scans.append(message.client)
+        return scan(message, *args, **kwargs)
 
     monkeypatch.setattr(Message, "_check_tensor", count)
     federation = run(partial(FedAvg, epochs=1), engine=make(), limit_val_batches=0)

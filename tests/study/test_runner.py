@@ -1,4 +1,4 @@
-"""How the runs of a study are played: several at once, after failures, beside other studies, and stopped."""
+"""How the runs of a study are run: several at once, after failures, beside other studies, and stopped."""
 
 import os
 import signal
@@ -32,9 +32,9 @@ def runs(tmp_path):
     return plan_runs(study, plan_cells(study), tmp_path / "out")
 
 
-def test_all_runs_are_played_two_at_a_time_the_first_seeds_first(runs):
+def test_all_runs_are_run_two_at_a_time_the_first_seeds_first(runs):
     starter, notes = PretendedStarter(), Notes()
-    failed = Runner(starter, notes, processes=2).play(runs)
+    failed = Runner(starter, notes, processes=2).run(runs)
     assert failed == {}
     assert [name for event, name in notes.events if event == "started"] == [
         *("FedAvg, seed 0", "FedPer, seed 0", "FedAvg, seed 1", "FedPer, seed 1")
@@ -46,7 +46,7 @@ def test_all_runs_are_played_two_at_a_time_the_first_seeds_first(runs):
 
 def test_a_run_that_fails_does_not_end_the_others(runs):
     notes = Notes()
-    failed = Runner(PretendedStarter({"FedAvg": [1, 1]}), notes).play(runs)
+    failed = Runner(PretendedStarter({"FedAvg": [1, 1]}), notes).run(runs)
     assert list(failed) == ["FedAvg, seed 0", "FedAvg, seed 1"]
     assert ("failed", "FedAvg, seed 0", "pfl: exit 1 was asked for") in notes.events
     assert ("finished", "FedPer, seed 1") in notes.events
@@ -54,21 +54,21 @@ def test_a_run_that_fails_does_not_end_the_others(runs):
 
 def test_a_run_that_fails_is_tried_again(runs):
     notes = Notes()
-    failed = Runner(PretendedStarter({"FedAvg": [1, 3]}), notes, retry=2).play(runs[:1])
+    failed = Runner(PretendedStarter({"FedAvg": [1, 3]}), notes, retry=2).run(runs[:1])
     assert failed == {}
     assert [event[0] for event in notes.events] == ["started", "again", "started", "again", "started", "finished"]
 
 
 def test_a_run_whose_options_are_refused_is_not_tried_again(runs):
     notes = Notes()
-    failed = Runner(PretendedStarter({"FedAvg": [2, 0]}), notes, retry=2).play(runs[:1])
+    failed = Runner(PretendedStarter({"FedAvg": [2, 0]}), notes, retry=2).run(runs[:1])
     assert list(failed) == ["FedAvg, seed 0"]
     assert [event[0] for event in notes.events] == ["started", "failed"]
 
 
 def test_a_process_that_ends_well_without_results_has_failed(runs, monkeypatch):
     monkeypatch.setattr("_helpers.studies.finish", lambda folder: None)
-    failed = Runner(PretendedStarter(), Notes()).play(runs[:1])
+    failed = Runner(PretendedStarter(), Notes()).run(runs[:1])
     assert list(failed) == ["FedAvg, seed 0"]
 
 
@@ -79,7 +79,7 @@ def test_a_run_goes_on_from_its_checkpoint_or_starts_over_where_there_is_none(ru
     last = begun.folder / "version_0" / "checkpoints" / "last.ckpt"
     last.touch()
     starter, notes = PretendedStarter(), Notes()
-    Runner(starter, notes).play([begun, broken])
+    Runner(starter, notes).run([begun, broken])
     assert starter.commands[0][-2:] == ("--ckpt_path", str(last))
     assert "--ckpt_path" not in starter.commands[1]
     assert (broken.folder / "set_aside_0" / "checkpoints").is_dir()
@@ -96,7 +96,7 @@ def test_runs_of_another_study_are_left_to_it(runs):
             other.release()
 
     notes.at_tick, starter = when_alone, PretendedStarter()
-    Runner(starter, notes).play(runs[:2])
+    Runner(starter, notes).run(runs[:2])
     assert len(starter.commands) == 1
     assert ("finished", runs[0].name) in notes.events
     assert ("started", runs[0].name) not in notes.events
@@ -107,7 +107,7 @@ def test_a_process_that_a_killed_study_left_is_waited_for(runs):
     version.mkdir(parents=True)
     orphan, notes = RunLock(version), Notes()
     notes.at_tick = lambda: ("elsewhere", runs[0].name) in notes.events and orphan.release()
-    Runner(PretendedStarter(), notes).play(runs[:1])
+    Runner(PretendedStarter(), notes).run(runs[:1])
     assert [event for event, _ in notes.events if event != "elsewhere"] == ["started", "finished"]
 
 
@@ -118,7 +118,7 @@ def test_a_signal_stops_all_processes(runs, number, monkeypatch):
     notes.at_tick = lambda: os.kill(os.getpid(), number)
     try:
         with pytest.raises(StoppedError) as stopped:
-            Runner(starter, notes, processes=2).play(runs)
+            Runner(starter, notes, processes=2).run(runs)
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)
@@ -137,13 +137,13 @@ def test_processes_that_do_not_end_are_killed(runs, monkeypatch):
 
     notes.at_tick = stop
     with pytest.raises(RuntimeError):
-        Runner(starter, notes).play(runs)
+        Runner(starter, notes).run(runs)
     assert starter.processes[0].killed
 
 
 def test_changed_options_are_those_that_matter(runs):
     run = runs[0]
-    Runner(PretendedStarter(), Notes()).play([run])
+    Runner(PretendedStarter(), Notes()).run([run])
     assert state_of(replace(run, config=with_option(run.config, "data.root", "/elsewhere"))) is RunState.DONE
     changed = replace(run, config=with_option(run.config, "trainer.max_epochs", 5))
     assert state_of(changed) is RunState.CHANGED
@@ -154,7 +154,7 @@ def test_changed_options_are_those_that_matter(runs):
 
 def test_one_client_is_not_all_clients(runs):
     run = replace(runs[0], config=with_option(runs[0].config, "loop.cohort", 1.0))
-    Runner(PretendedStarter(), Notes()).play([run])
+    Runner(PretendedStarter(), Notes()).run([run])
     assert state_of(run) is RunState.DONE
     assert state_of(replace(run, config=with_option(run.config, "loop.cohort", 1))) is RunState.CHANGED
 
@@ -179,10 +179,10 @@ def test_a_run_that_personalizes_is_done_when_it_has(runs):
 def test_a_run_that_another_command_made_with_other_options_is_not_gone_on_with(runs):
     """It is made between the plan of this command and its start."""
     other = replace(runs[0], config=with_option(runs[0].config, "trainer.max_epochs", 5))
-    Runner(PretendedStarter(), Notes()).play([other])
+    Runner(PretendedStarter(), Notes()).run([other])
     starter = PretendedStarter()
     with pytest.raises(ConfigurationError, match=r"FedAvg, seed 0 was made meanwhile by .*trainer\.max_epochs"):
-        Runner(starter, Notes()).play(runs[:1])
+        Runner(starter, Notes()).run(runs[:1])
     assert starter.commands == []
     RunLock(runs[0].folder).release()  # the lock is free
 
