@@ -239,8 +239,8 @@ def encoded(encoding: TableEncoding, table: Any, whose: tuple[str | None, str | 
         if others := sorted({*named} - {client}):
             warnings.warn(
                 f"rows of other clients are predicted by the model of {client}, too: {int((named != client).sum())} of "
-                f"{len(table)}, in the column {column!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}; take "
-                f"out the rows of {client} to have those alone",
+                f"{len(table)}, in the column {column!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}; keep "
+                f"only those of {client} to have no other predictions",
                 stacklevel=2,
             )
     found, unknown = encoding.features(table)

@@ -144,13 +144,15 @@ def _facts(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     config, method = read_config(folder / CONFIG, strict=True), str(content["method"])
     trained = "rounds" in content  # resumptions are of trainings
     planned = _planned_rounds(config, content, resumed_rounds(folder)) if trained else int(content.get("round") or 0)
-    arguments = content.get("method_arguments") or {}
+    options = run_options(config, method, content.get("method_arguments") or {}, planned)
+    if attack := content.get("attack"):  # accuracies are those of honest clients; who lies may follow the seed
+        options |= {"attack": attack["kind"], "attack.scale": attack["scale"], "attack.liars": len(attack["liars"])}
     return {
         "method": method,
         "data": _source(content.get("data")),
         "partition": _source(content.get("partition")),
         "config": config,
-        "options": run_options(config, method, arguments, planned) | (resumed_with(folder) if trained else {}),
+        "options": options | (resumed_with(folder) if trained else {}),
         "seed": int(content["seed"]),
         "data_seeds": tuple(find_seeds(config.get("data"))),
         "seeds": (int(content["seed"]), *find_seeds(config)),

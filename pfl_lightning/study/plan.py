@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -11,6 +12,7 @@ from typing import Any
 
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.runs.changes import listed_some
 from pfl_lightning.runs.config import option_of, short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
 from pfl_lightning.study.options import Config, has_value, merge, short_path, value_of, with_option, with_options
@@ -107,9 +109,11 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
     """
     _check_run_options(study, run_options)
     cells: list[Cell] = []
+    dropped: dict[str, list[str]] = {}  # rows that name a class alone, which has none of the base's arguments
     for setting, of_setting in study.settings.items():
         for method, of_method in study.methods.items():
-            config: Config = reduce(merge, (*study.base, *of_setting, *of_method), {})
+            below: Config = reduce(merge, (*study.base, *of_setting), {})
+            config: Config = reduce(merge, of_method, below)
             search = study.search
             if search is not None and search.methods and method not in search.methods:
                 search = None
@@ -120,12 +124,26 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
                 for path, text in run_options:
                     varied = with_option(varied, path, value_of(text))
                 _check_values(f"{method}{label}", varied, point)
+                if search is None and (lost := _arguments(below)) and not _arguments(varied):
+                    dropped.setdefault(", ".join(sorted(lost)), []).append(method)
                 if method in study.skip_training:
                     varied = with_option(varied, "trainer.max_epochs", 0)
                 cells.append(Cell(setting, method, f"{method}{label}", varied, search, search is not None))
     _check_folders(cells)
     _check_figures(study, cells)
+    for names, methods in dropped.items():
+        warnings.warn(
+            f"rows with their methods' defaults, not the base's {names}: {listed_some([*dict.fromkeys(methods)])}, "
+            f"which name another class alone. Give {names} in these rows, or in the base without a class",
+            stacklevel=2,
+        )
     return cells
+
+
+def _arguments(config: Config) -> Mapping[str, Any]:
+    """What a config gives its method, of whichever class."""
+    given = option_of(config, "model.method")
+    return given.get("init_args") or {} if isinstance(given, Mapping) else {}
 
 
 def plan_runs(study: Study, cells: Sequence[Cell], output: Path) -> list[Run]:

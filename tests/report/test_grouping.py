@@ -66,6 +66,20 @@ def test_of_two_runs_with_equal_seeds_the_later_counts(tmp_path):
     assert row.headline("test").mean == 0.5
 
 
+def test_runs_under_an_attack_are_rows_of_their_own(tmp_path):
+    """Whoever lies, which may follow the seed; their accuracies are those of the honest clients."""
+    attacks = [None, {"kind": "sign_flip", "scale": None, "liars": [1]}, {"kind": "none", "scale": None, "liars": [1]}]
+    paths = []
+    for seed in (0, 1):
+        for place, attack in enumerate(attacks):
+            own = attack and {**attack, "liars": [seed]}
+            paths.append(write_run(tmp_path / f"{seed}{place}", seed=seed, config=config(), attack=own))
+    found = group_runs(map(read_run, paths))
+    assert [len(row.runs) for row in found] == [2, 2, 2]
+    assert ["sign_flip" in row.label for row in found] == [False, True, False]
+    assert len({row.label for row in found}) == 3
+
+
 def test_rows_are_named_by_the_options_that_differ(tmp_path):
     assert labels(tmp_path / "1", config(lr=0.01), config(lr=0.02)) == ["FedAvg, lr=0.01", "FedAvg, lr=0.02"]
     assert labels(tmp_path / "2", config(), config(lr=0.02, loop__cohort=0.5)) == [

@@ -1,5 +1,7 @@
 """The runs that a study consists of."""
 
+import warnings
+
 import pytest
 from _helpers.studies import write_study
 
@@ -127,6 +129,27 @@ def test_options_of_the_command_line_win(tmp_path):
 def test_methods_that_are_only_personalized_play_no_round(tmp_path):
     runs = planned(tmp_path, [("trainer.max_epochs", "9")], skip_training=["FedPer"])
     assert [option_of(run.config, "trainer.max_epochs") for run in runs] == [9, 0]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "said"),
+    [
+        ({"class_path": "FedPer"}, {}, True),
+        ("FedPer", {}, True),
+        ({"class_path": "FedPer", "init_args": {"lr": 0.5}}, {}, False),
+        ({"class_path": "FedAvg"}, {}, False),  # the base's own
+        ("FedPer", {"grid": {"model.method.init_args.lr": [0.1, 0.2]}}, False),
+    ],
+    ids=["class", "name", "arguments", "same class", "grid"],
+)
+def test_a_row_that_loses_the_arguments_of_the_base_is_named(tmp_path, row, keys, said):
+    base = {"model": {"method": {"class_path": "FedAvg", "init_args": {"lr": 0.3, "epochs": 2}}}}
+    methods = {"base": {}, "row": {"model": {"method": row}}}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        plan_cells(read_study(write_study(tmp_path, base=base, methods=methods, **keys)))
+    expected = "rows with their methods' defaults, not the base's epochs, lr: row, which name another class alone."
+    assert [str(one.message).startswith(expected) for one in found] == [True] * said
 
 
 def test_rows_that_would_share_a_folder(tmp_path):
