@@ -18,7 +18,7 @@ from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import draw_clients, loop_of
 from pfl_lightning.messages import Broadcast, ClientUpdate
-from pfl_lightning.metrics import EvalMetrics, summarize
+from pfl_lightning.metrics import summarize
 from pfl_lightning.names import described
 from pfl_lightning.seeding import derive_seed, seeded_generator
 
@@ -84,8 +84,9 @@ def triggered(inputs: Tensor) -> Tensor:
 class Attack(L.Callback):
     """Callback that lets a share of the clients lie, and reports honest clients' and liars' accuracies separately.
 
-    ``results.json``, ``clients.csv`` and the tables made of them then have the honest clients' accuracies alone, and
-    an entry ``attack`` those of the liars; loggers get both, ``val_accuracy/honest`` and ``val_accuracy/liars``.
+    All figures over clients are then of the honest ones alone, in logs, in the lines after each round, in the choice of
+    the best round and in ``results.json``, which has those of the liars in an entry ``attack``; loggers get both,
+    ``val_accuracy/honest`` and ``val_accuracy/liars``.
 
     - ``"none"``: nobody lies, and the same clients are told apart, to compare with.
     - ``"sign_flip"``: the change of what was sent, times ``-scale``; ``"scaling"``: times ``scale``.
@@ -131,14 +132,15 @@ class Attack(L.Callback):
         self.seen: dict[str, float] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Draw the liars and poison their data.
+        """Draw the liars, leave them out of the figures, and poison their data.
 
         Raises:
             ConfigurationError: Nobody is left who is honest, or the data cannot be poisoned.
         """
-        if stage != "fit":
+        if stage == "predict":  # by a module, whose clients are not known
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        federation: Any = pl_module
         clients = data.participating
         if isinstance(self.liars, list):
             self.lying = frozenset(self.liars)
@@ -151,7 +153,8 @@ class Attack(L.Callback):
             raise ConfigurationError(
                 f"liars are {sorted(self.lying)}, expected some, not all, of the participating clients {clients}"
             )
-        if self.kind in ("label_flip", "backdoor"):
+        federation.lying = self.lying
+        if stage == "fit" and self.kind in ("label_flip", "backdoor"):
             target = self.target if self.kind == "backdoor" else None
             if target is not None and not 0 <= target < data.num_classes:
                 raise ConfigurationError(f"target must be one of the classes 0 to {data.num_classes - 1}, got {target}")
@@ -163,7 +166,8 @@ class Attack(L.Callback):
             data.poison(Poison(self.lying, data.num_classes, target))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restore the data."""
+        """Restore the data, and count everybody again."""
+        pl_module.lying = frozenset()  # type: ignore[assignment]
         data: Any = getattr(trainer, "datamodule", None)
         if stage == "fit" and self.kind in ("label_flip", "backdoor") and data is not None:
             data.poison(None)
@@ -228,21 +232,15 @@ class Attack(L.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking or not loop_of(trainer).aggregated:
             return
         self.seen = {}
-        for part, scores in (("val", pl_module.validation_scores), ("test", pl_module.test_scores)):
-            for name, lie in (("honest", False), ("liars", True)):
-                own = {
-                    c: s.accuracy for c, s in scores.items() if (c in self.lying) == lie and math.isfinite(s.accuracy)
-                }
-                if own:
+        liars, honest = pl_module.evaluation.liars, {"val": pl_module.validation_scores, "test": pl_module.test_scores}
+        for part in honest:
+            for name, scores in (("honest", honest[part]), ("liars", liars[part])):
+                if own := {client: s.accuracy for client, s in scores.items() if math.isfinite(s.accuracy)}:
                     self.seen[f"{part}_accuracy/{name}"] = summarize(own).mean
         if self.kind == "backdoor":
             self.seen |= self._success(pl_module)
         for logger in trainer.loggers:
             logger.log_metrics(self.seen, step=trainer.current_epoch)
-
-    def honest(self, scores: Mapping[int, EvalMetrics]) -> dict[int, EvalMetrics]:
-        """Scores without those of the liars."""
-        return {client: score for client, score in scores.items() if client not in self.lying}
 
     @torch.no_grad()
     def _success(self, federation: Federation) -> dict[str, float]:

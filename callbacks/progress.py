@@ -23,9 +23,9 @@ class RoundProgress(L.Callback):
 
     Rounds count from 1. Seconds and bytes are those of the round, without its evaluation. The loss is the clients' mean
     training loss; accuracies are means over the clients that were evaluated after the round, if any were, and those of
-    nearest neighbors are called so. With privacy, epsilon so far follows the bytes. The time left is that of the rounds
-    up to ``max_epochs``, if they take as long as those so far with their evaluations. The command line adds this
-    callback unless the Trainer has ``enable_progress_bar=False``.
+    nearest neighbors, or of honest clients under an :class:`Attack`, are called so. With privacy, epsilon so far
+    follows the bytes. The time left is that of the rounds up to ``max_epochs``, if they take as long as those so far
+    with their evaluations. The command line adds this callback unless the Trainer has ``enable_progress_bar=False``.
 
     Example:
         >>> from pfl_lightning import FederatedLoop
@@ -63,6 +63,7 @@ class RoundProgress(L.Callback):
             accuracy = summary.get(f"{prefix}accuracy/mean", math.nan)
             if not math.isnan(accuracy):
                 parts.append(f"{part} {100 * accuracy:.2f} %{' (nearest neighbors)' if neighbors else ''}")
+        parts[-1] += " of honest clients" if summary and pl_module.lying else ""
         first = next(iter((pl_module.validation_scores or pl_module.test_scores).values()), None)
         named = [] if first is None else sorted(first.progress_bar_names)  # the module has logged these for the bar
         parts += [f"{name} {summary[name]:.4g}" for name in named if name in summary]

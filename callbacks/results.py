@@ -92,8 +92,6 @@ class ResultsWriter(L.Callback):
         if trainer.sanity_checking or not loop_of(trainer).aggregated:  # of a round that was stopped in its middle
             return None
         scores = {"validation": pl_module.validation_scores, "test": pl_module.test_scores}
-        for attack in _attacks(trainer):
-            scores = {part: attack.honest(own) for part, own in scores.items()}
         values = {part: values_by_metric(own) for part, own in scores.items()}
         validation, test = values["validation"]["accuracy"], values["test"]["accuracy"]
         further = {part: {n: own for n, own in found.items() if n != "accuracy"} for part, found in values.items()}
@@ -232,7 +230,7 @@ class ResultsWriter(L.Callback):
     def results(self, trainer: L.Trainer, federation: Federation) -> dict[str, Any]:
         """The content of ``results.json``."""
         samples = {part: samples_of(federation, part) for part in ("test", "validation")}
-        attacks = _attacks(trainer)
+        attacks = [one for one in trainer.callbacks if isinstance(one, Attack)]  # type: ignore[attr-defined]
 
         def choices(metric: str = "accuracy", lower_is_better: bool = False) -> dict[str, Any]:
             found = {name: one.as_dict(samples, metric, lower_is_better) for name, one in self.chosen.items()}
@@ -302,11 +300,6 @@ class ResultsWriter(L.Callback):
 def results_writer(trainer: L.Trainer) -> ResultsWriter | None:
     """The writer among a Trainer's callbacks."""
     return next((one for one in trainer.callbacks if isinstance(one, ResultsWriter)), None)  # type: ignore[attr-defined]
-
-
-def _attacks(trainer: L.Trainer) -> list[Attack]:
-    """The callback that lets clients lie, where there is one."""
-    return [one for one in trainer.callbacks if isinstance(one, Attack)]  # type: ignore[attr-defined]
 
 
 def _is_out_of_time(trainer: L.Trainer) -> bool:

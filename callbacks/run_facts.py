@@ -205,15 +205,20 @@ def client_rows(federation: Federation, part: Part, personalized: Collection[int
     """
     scores = federation.test_scores if part == "test" else federation.validation_scores
     novel, metrics = set(federation.data.novel), [*federation.class_metrics]
-    logged = sorted({name for score in scores.values() for name in score.logged}) if personalized is None else []
     adapted = [] if personalized is None else ["personalized"]
     columns = [f"{part}_{name}" for name in ("samples", "accuracy", "loss", *metrics)]
+    of_module = {client: score.logged if personalized is None else {} for client, score in scores.items()}
+    logged = sorted({name for own in of_module.values() for name in own if name not in columns})
     rows: list[list[Any]] = [["client", "novel", *adapted, "train_samples", "rounds_trained", *columns, *logged]]
     for client, score in scores.items():
         known = [int(client in novel), *(int(client in (personalized or ())) for _ in adapted)]
         samples, rounds = len(federation.data.client_data(client).train), federation.rounds_trained[client]
         figures = (score.num_samples, score.accuracy, score.loss, *(score.further.get(name, "") for name in metrics))
-        rows.append([client, *known, samples, rounds, *figures, *(score.logged.get(name, "") for name in logged)])
+        values: dict[str, Any] = {
+            **dict(zip(columns, figures, strict=True)),
+            **of_module[client],
+        }  # of equal names the module's own
+        rows.append([client, *known, samples, rounds, *(values.get(name, "") for name in (*columns, *logged))])
     return csv_text(with_names(rows, federation.data))
 
 

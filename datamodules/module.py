@@ -243,9 +243,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._loaded.unlabeled.sizes if self._loaded.samples.num_unlabeled else None
 
     @property
-    def test_sizes(self) -> Ints:
-        """Number of test samples of each client, shape (m,)."""
-        return sizes_of(self._loaded.test)
+    def evaluated_sizes(self) -> dict[str, Ints]:
+        """Number of validation and of test samples of each client, by part, shape (m,)."""
+        return {"validation": sizes_of(self._loaded.validation), "test": sizes_of(self._loaded.test)}
 
     @property
     def public_split(self) -> ClientSplit | None:

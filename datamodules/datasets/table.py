@@ -216,6 +216,29 @@ class FromTable(FederatedDataModule, gives="partition"):
         """
         return encoded(self.encoding, table, (self.client, client))
 
+    def rows_by_client(self, path: Path) -> dict[int, Any]:
+        """Rows of another table, a DataFrame for each client that has some there, by its number; warns of others.
+
+        Raises:
+            ConfigurationError: The table does not say whose its rows are.
+        """
+        table = read_table(path, [self.client])
+        if self.client not in table.columns:
+            raise ConfigurationError(
+                f"{path} has no column {self.client!r}, which says by whose model a row is predicted: add it, or name "
+                "one client for all rows (--client)"
+            )
+        known = self.client_names or tuple(map(str, range(self.num_clients)))
+        named = table[self.client].astype(str).str.strip()
+        if others := sorted({*named} - {*known}):
+            warnings.warn(
+                f"rows of clients that these data do not have are left out: {int(named.isin(others).sum())} of "
+                f"{len(table)}, in the column {self.client!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}",
+                stacklevel=2,
+            )
+        found = {number: table[named == name] for number, name in enumerate(known)}
+        return {number: rows for number, rows in found.items() if len(rows)}
+
 
 def _is_numbering(column: Series) -> bool:
     """Whether a column has another whole number in each of many rows."""

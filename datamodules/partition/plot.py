@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,7 @@ def partition_table(
     groups: Sequence[str] | None = None,
     unlabeled: Ints | None = None,
     names: Sequence[str] = (),
-    tests: Ints | None = None,
+    evaluated: Mapping[str, Ints] | None = None,
 ) -> Table:
     """Table for the terminal, with one row per client and one column per class.
 
@@ -116,7 +116,7 @@ def partition_table(
         groups: A label of each client, such as its domain, for an additional column; None for no such column.
         unlabeled: Number of unlabeled samples of each client, shape (m,), for an additional column; None for none.
         names: A name for each client, for an additional column.
-        tests: Number of test samples of each client, shape (m,), for an additional column.
+        evaluated: Numbers of each client's samples of further parts, shape (m,), by part, for additional columns.
 
     Returns:
         The table, to be printed by rich.
@@ -144,8 +144,7 @@ def partition_table(
     title += "" if unlabeled is None else f", {int(unlabeled.sum())} unlabeled"
     table = Table(title=title, box=SIMPLE_HEAD)
     leading = ["client", *(["name"] if names else []), *(["group"] if groups else []), "samples"]
-    further = {"test": tests, "unlabeled": unlabeled}
-    sizes = {name: values for name, values in further.items() if values is not None}
+    sizes = {**(evaluated or {}), **({} if unlabeled is None else {"unlabeled": unlabeled})}
     leading += [*sizes, *([] if wide else ["classes"])]
     for name in leading:
         table.add_column(name, justify="right", no_wrap=True)

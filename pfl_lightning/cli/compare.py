@@ -17,6 +17,7 @@ from pfl_lightning.report.notes import FAIRNESS
 from pfl_lightning.report.rows import ReportSettings, with_figure
 from pfl_lightning.report.significance import CAVEAT
 from pfl_lightning.report.writing import FORMATS, Report
+from pfl_lightning.runs.config import metrics_of
 from pfl_lightning.runs.reading import find_runs, read_run
 from pfl_lightning.runs.results import CHOICES, FIGURES, FinishedRun
 
@@ -55,6 +56,9 @@ def compare(args: Sequence[str]) -> None:
     for note in report.notes():
         if note != FAIRNESS:  # which files and docs/comparing.md say
             console.print(SHORT_CAVEAT if note == CAVEAT else note, markup=False, highlight=False)
+    further = sorted({name for run in runs for name in metrics_of(run.config)})
+    if further and options.metric == "accuracy":
+        print(f"Compared by accuracy; --metric {further[0]} compares by what was measured beside it")
     forms = list(dict.fromkeys(options.format))
     options.output.mkdir(parents=True, exist_ok=True)
     written = report.write(options.output, {form: f"comparison.{form}" for form in forms})

@@ -20,15 +20,16 @@ from rich.console import Console
 
 from pfl_lightning.callbacks import ResultsWriter, architecture_table
 from pfl_lightning.callbacks.inspection import InspectionCallback
-from pfl_lightning.data import names_of
+from pfl_lightning.data import client_number, names_of
 from pfl_lightning.datamodules import FederatedDataModule, partition_table, plot_partition
 from pfl_lightning.datamodules.datasets.images import decode_images, images_in
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.exported import export_clients, exported_clients
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.notices import named_clients
 from pfl_lightning.phases import Personalization
-from pfl_lightning.runs.changes import DATA, Change, listed_some, record_changes
+from pfl_lightning.runs.changes import DATA, Change, check_rounds_left, listed_some, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
 from pfl_lightning.runs.folder import RunFolder, of_a_run
 from pfl_lightning.state.best_round import BestRound, LastRound
@@ -61,8 +62,8 @@ class FederatedTrainer(L.Trainer):
         unlabeled = datamodule.unlabeled_sizes
         described = model.describe(datamodule)  # type: ignore[arg-type]  # it has properties for the attributes
         Console().print(architecture_table(described, f"{datamodule.num_clients} clients"))
-        tests, classes = datamodule.test_sizes, datamodule.class_names
-        table = partition_table(counts, classes, groups=groups, unlabeled=unlabeled, names=names, tests=tests)
+        sizes, classes = datamodule.evaluated_sizes, datamodule.class_names
+        table = partition_table(counts, classes, groups=groups, unlabeled=unlabeled, names=names, evaluated=sizes)
         Console().print(table)
         plot_partition(counts, datamodule.class_names, str(folder / "partition.png"), groups=groups or names or None)
         datamodule.save_partition(str(folder / PARTITION))
@@ -113,41 +114,45 @@ class FederatedTrainer(L.Trainer):
         self,
         model: Federation,
         datamodule: FederatedDataModule,
-        client: str | int,
+        client: str | int | None = None,
         inputs: str | None = None,
         output: str | None = None,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Write the predictions of a client's own model as a table, with class names and probabilities.
+        """Write the predictions of clients' own models as tables, with class names and probabilities.
 
-        With a personalization (--personalize, or one in the config) it is the personalized model.
+        With a personalization (--personalize, or one in the config) they are the personalized models.
 
         Args:
             model: The federation.
             datamodule: The data.
-            client: Number or name of the client.
+            client: Number or name of a client; by default all, each for its test part or its rows of the inputs.
             inputs: A file with a batch (N, ...) of what the data set holds, ``.npy`` or ``.pt``, a folder of images,
                 or rows of a table (``.csv``, ``.parquet``) without the target; by default the client's test part.
+                Without a client a table, whose column of the clients says by whose model a row is predicted.
             output: Folder for ``client_<number>.csv``; by default ``predictions`` in the run's folder.
             ckpt_path: A checkpoint, ``last`` or ``best``; without one the model as it is.
             weights_only: Whether nothing but tensors and plain values is loaded.
         """
         assert output is not None
         with self._own_models(model, datamodule, ckpt_path, weights_only) as how:
-            [(number, name)] = exported_clients(model, [client])
-            if number in model.never_trained:
-                warnings.warn(
-                    f"client {client} has trained in no round of this checkpoint: what {model.method_name} keeps on "
-                    "clients has its initial values there",
-                    stacklevel=2,
-                )
-            given, samples = (None, None) if inputs is None else read_inputs(Path(inputs), datamodule, number)
-            found = model.predict(number, given)
-        path = Path(output) / (f"{name}.csv" if inputs is None else f"{name}_{Path(inputs).stem}.csv")
-        found.save(path, samples)
-        accuracy = "" if found.accuracy is None else f", accuracy {100 * found.accuracy:.2f} %"
-        print(f"Saved {len(found.classes)} predictions of client {client} in {path}{accuracy}{how}")
+            number = None if client is None else client_number(model.data, client)
+            asked = asked_inputs(datamodule, number, None if inputs is None else Path(inputs))
+            for number, name in exported_clients(model, asked):
+                who = named_clients([number], names_of(model.data))
+                if number in model.never_trained:
+                    warnings.warn(
+                        f"{who} has trained in no round of this checkpoint: what {model.method_name} keeps on clients "
+                        "has its initial values there",
+                        stacklevel=2,
+                    )
+                given, samples = asked[number]
+                found = model.predict(number, given)
+                path = Path(output) / (f"{name}.csv" if inputs is None else f"{name}_{Path(inputs).stem}.csv")
+                found.save(path, samples)
+                accuracy = "" if found.accuracy is None else f", accuracy {100 * found.accuracy:.2f} %"
+                print(f"Saved {len(found.classes)} predictions of {who} in {path}{accuracy}{how}")
 
     personalization: Personalization | None = None
     """What clients adapt before they are exported or evaluated."""
@@ -175,7 +180,36 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 """How files of tables end."""
 
 
-def read_inputs(path: Path, datamodule: FederatedDataModule, client: int = 0) -> tuple[Any, list[str] | None]:
+Inputs = tuple[Any, list[str] | None]
+"""Inputs, and the names of the samples; nothing for a client's own test part."""
+
+
+def asked_inputs(datamodule: Any, client: int | None, path: Path | None) -> dict[int, Inputs]:
+    """What the models of a client, or of all, predict, by the client's number.
+
+    Args:
+        datamodule: The data.
+        client: The client; ``None`` for all that have test samples, or rows of the table.
+        path: The file, for all clients a table; ``None`` for their test parts.
+
+    Raises:
+        UsageError: There is no such file, it holds something else, or it does not say whose its rows are.
+    """
+    if client is not None:
+        return {client: (None, None) if path is None else read_inputs(path, datamodule, client)}
+    if path is None:
+        every = range(datamodule.num_clients)
+        return {number: (None, None) for number in every if len(datamodule.client_data(number).test)}
+    if not hasattr(datamodule, "rows_by_client") or path.suffix.lower() not in TABLES:
+        raise UsageError(f"--inputs {path}: name the client whose model predicts them (--client)")
+    try:
+        rows = datamodule.rows_by_client(path)
+        return {number: (datamodule.inputs_of(own), [*map(str, own.index)]) for number, own in rows.items()}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--inputs {path}: {error}") from error
+
+
+def read_inputs(path: Path, datamodule: FederatedDataModule, client: int = 0) -> Inputs:
     """Inputs in a file or a folder of images, and the names of the images.
 
     Args:
@@ -223,17 +257,19 @@ class SaveConfig(SaveConfigCallback):
         if trainer.ckpt_path and not path.exists():
             origin = of_a_run(Path(trainer.ckpt_path))
         before = read_config(newest_config(origin or self.folder))
+        rounds = next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop)).rounds
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
         with replace_file(path) as temporary:
             self.parser.save(self.config, temporary, skip_unset=False, overwrite=True, multifile=self.multifile)
+            if before and (trainer.should_stop or 0 <= trainer.max_epochs <= rounds):
+                check_rounds_left(self.folder, before, read_config(temporary), rounds)
         if before:
-            loop = next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))
             data = pl_module.data_before, getattr(pl_module.data, "data_fingerprint", None)
             # What the results of a run on other data must say: the options may be the same.
             other = [] if data[0] is None else [Change(DATA, *data)]
-            found = record_changes(self.folder, path, before, loop.rounds + 1, other)
+            found = record_changes(self.folder, path, before, rounds + 1, other)
             if found:
                 print(f"{self.folder} resumes with different options (see changes.json): {listed_some(found)}")
         if self.slurm is not None:

@@ -34,20 +34,24 @@ class Evaluation:
         validation_scores: Metrics on the validation parts, of the clients so far.
         test_scores: Metrics on the test parts, in the same order.
         finetune_failures: Clients that were evaluated without the fine-tuning of their method, which failed.
+        liars: Metrics of clients that lie for an experiment, by part: no figure is of them.
         summary: Metrics over clients, by the name under which they are logged; set by :meth:`close`.
         left: Clients that are still to be evaluated.
         is_closed: Whether the scores were summarized.
         names: Names of the clients.
+        lying: The clients that lie.
     """
 
     round: int = 0
     validation_scores: dict[int, EvalMetrics] = field(default_factory=dict)
     test_scores: dict[int, EvalMetrics] = field(default_factory=dict)
     finetune_failures: list[int] = field(default_factory=list)
+    liars: dict[str, dict[int, EvalMetrics]] = field(default_factory=lambda: {"val": {}, "test": {}})
     summary: dict[str, float] = field(default_factory=dict)
     left: int = 0
     is_closed: bool = False
     names: tuple[str, ...] = ()
+    lying: frozenset[int] = frozenset()
     _results: Iterator[EvaluationResult] = field(default_factory=lambda: iter(()), repr=False)
 
     @classmethod
@@ -69,7 +73,8 @@ class Evaluation:
             for client, task in tasks
         )
         results = federation.engine.evaluate(prepared, federation.environment)
-        return cls(federation.round, left=len(clients), names=names_of(federation.data), _results=results)
+        names, lying = names_of(federation.data), federation.lying
+        return cls(federation.round, left=len(clients), names=names, lying=lying, _results=results)
 
     def evaluate_next(self, client: int) -> None:
         """Evaluate the next client.
@@ -90,10 +95,11 @@ class Evaluation:
         self.left -= 1
         if warn_if_not_finetuned(result.finetune_failures, self.names):
             self.finetune_failures.append(client)
+        lies = client in self.lying
         if result.validation is not None:
-            self.validation_scores[client] = result.validation
+            (self.liars["val"] if lies else self.validation_scores)[client] = result.validation
         if result.test is not None:
-            self.test_scores[client] = result.test
+            (self.liars["test"] if lies else self.test_scores)[client] = result.test
 
     def stop(self) -> None:
         """Drop the evaluations under way; the scores so far stay."""

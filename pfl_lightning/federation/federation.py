@@ -140,6 +140,7 @@ class Federation(L.LightningModule):
         self.data_before: str | None = None  # of the loaded checkpoint, where it was trained on other data
         self.fingerprints: dict[str, str | None] = {}  # of the partition and the data
         self.client_names: tuple[str, ...] = ()  # empty where clients have numbers alone
+        self.lying: frozenset[int] = frozenset()  # for an experiment (Attack)
         self.evaluation = Evaluation()  # the one under way, or the last
         self._current_round: Round | None = None
         self._personalization: Personalization | None = None

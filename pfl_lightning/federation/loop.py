@@ -208,7 +208,7 @@ class RoundLoop(L.Callback):
             raise FederationError(
                 f"round {trainer.current_epoch + 1}: {self.undone} rounds in a row had to be undone; the last: "
                 f"{growth.fault}. Look at these clients; lower the learning rate, or clip the gradient, where updates "
-                "have become very large"
+                "have become very large; set a robust rule (robust=) where clients may lie"
             )
         # Without an optimizer `trainer.global_step` would stay 0, and ModelCheckpoint saves nothing while it does not
         # move: it counts rounds.

@@ -63,6 +63,12 @@ class Change:
         """Whether it says how or where a run is computed, and not what."""
         return not self.of_an_engine and is_below(self.option, *EXECUTION)
 
+    @property
+    def makes_another_result(self) -> bool:
+        """Whether results under both values are of two settings."""
+        setting = is_below(self.option, *SETTINGS) and self.option.rpartition(".")[2] not in PLACES
+        return self.of_an_engine or (self.known and setting)
+
     def __str__(self) -> str:
         """Both values, shortened."""
         return f"{self.option}: {_short(self.before)} -> {_short(self.now)}"
@@ -147,6 +153,27 @@ def _seed(config: Mapping[str, Any]) -> int | None:
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 
+def check_rounds_left(run: Path, before: Mapping[str, Any], now: Mapping[str, Any], rounds: int) -> None:
+    """Refuse to resume a run with other settings where no round is left: its results would be told as theirs.
+
+    Args:
+        run: The run's folder.
+        before: The config that it had before.
+        now: The config that it resumes with.
+        rounds: Its rounds, all of which are over.
+
+    Raises:
+        ConfigurationError: Names the settings.
+    """
+    changes = [change for change in diff(before, now, OF_RUNS) if not is_below(change.option, "personalize")]
+    if found := [change for change in changes if change.makes_another_result]:
+        raise ConfigurationError(
+            f"the run {run} has no round left after its {rounds} rounds, and would be resumed with other settings: "
+            f"{listed_some(found)}. Pass --trainer.max_epochs above {rounds} to train with them from here on, or start "
+            "a new run (without --ckpt_path)"
+        )
+
+
 def record_changes(
     run: Path, saved: Path, before: Mapping[str, Any], round: int, further: Sequence[Change] = ()
 ) -> list[Change]:
@@ -211,8 +238,7 @@ def resumed_with(folder: Path) -> dict[str, str]:
             continue
         # A later version of the package may have added an option; files of earlier ones do not say.
         known = change.get("known", before is not None and now is not None)
-        makes_a_result = is_below(option, *SETTINGS) and option.rpartition(".")[2] not in PLACES
-        if changes_training(option, before, now) or (known and makes_a_result):
+        if Change(option, before, now, known).makes_another_result:
             text = f"{_short(before)} -> {_short(now)} from round {from_round}"
             found.setdefault(f"resumed.{option.replace('.init_args', '')}", []).append(text)
     return {option: ", ".join(texts) for option, texts in found.items()}

@@ -151,6 +151,12 @@ def flatten(path: str, value: Any) -> dict[str, Any]:
     return {path: value}
 
 
+def metrics_of(config: Mapping[str, Any]) -> list[str]:
+    """The further metrics that a config asks for, each by the name that results have."""
+    asked = config.get("metrics") or option_of(config, "model.metrics") or ()
+    return [str(name).rpartition(".")[2] for name in asked]
+
+
 def find_seeds(value: Any) -> list[int]:
     """Every seed below a value, in a fixed order."""
     if isinstance(value, list):

@@ -100,11 +100,11 @@ class UpdateGuard:
             if ratio is None or not norm > ratio * median > 0 or _is_sound(update, sent, name, norm, ratio):
                 continue
             shape, old = ({n: t.shape for n, _, t in one.tensors()}.get(name) for one in (update, sent))
-            how = "lies {:.3g} from what the server sent" if shape == old else "has a norm of {:.3g}"
+            what = "the change of {} has a norm" if shape == old else "{} has a norm"
             update.refuse(
-                f"{name} {how.format(norm)}, and the median of the updates is {median:.3g}, so it counts as "
-                "faulty; look at this client's data, lower the learning rate or clip the gradient. "
-                f"FederatedLoop(max_update_ratio=None) accepts updates of more than {ratio:g} times the median"
+                f"{what.format(name)} of {norm:.3g}, more than {ratio:g} times the median of the updates, "
+                f"{median:.3g}: look at this client's data, lower the learning rate or clip the gradient. "
+                "FederatedLoop(max_update_ratio=None) accepts such updates"
             )
 
     def end_round(self, accepted: bool) -> None:

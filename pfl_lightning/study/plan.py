@@ -13,7 +13,7 @@ from typing import Any
 from pfl_lightning.errors import UsageError
 from pfl_lightning.names import did_you_mean
 from pfl_lightning.runs.changes import listed_some
-from pfl_lightning.runs.config import option_of, short_names
+from pfl_lightning.runs.config import metrics_of, option_of, short_names
 from pfl_lightning.runs.folder import NO_SETTING, folder_name
 from pfl_lightning.study.options import Config, has_value, merge, short_path, value_of, with_option, with_options
 from pfl_lightning.study.reader import Search, Study
@@ -251,12 +251,6 @@ def _check_folders(cells: Sequence[Cell]) -> None:
             raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")
 
 
-def _metrics(config: Mapping[str, Any]) -> list[str]:
-    """The further metrics that a config asks for, each by the name that results have."""
-    asked = config.get("metrics") or option_of(config, "model.metrics") or ()
-    return [str(name).rpartition(".")[2] for name in asked]
-
-
 def _check_figures(study: Study, cells: Sequence[Cell]) -> None:
     """Refuse a table that would be empty, which would show only after all runs, and figures that have no row."""
     if study.figure != "test" and all(cell.config.get("personalize") in (None, False) for cell in cells):
@@ -264,7 +258,7 @@ def _check_figures(study: Study, cells: Sequence[Cell]) -> None:
             f"{study.name}: figure is {study.figure}, and no config has the section personalize: add one, such as "
             "{personalize: {train: head}} in base, or leave figure out"
         )
-    lacking = [cell for cell in cells if study.metric not in _metrics(cell.config)]
+    lacking = [cell for cell in cells if study.metric not in metrics_of(cell.config)]
     if study.metric != "accuracy" and lacking:
         raise UsageError(
             f"{study.name}: metric is {study.metric}, which {lacking[0].label} does not measure: add "

@@ -12,7 +12,7 @@ from _helpers.resume import play
 from _helpers.toy import CLASSES, CLIENTS, Toy, assert_same, for_toy, run, whole_state
 
 from pfl_lightning import ProcessEngine, VectorizedEngine
-from pfl_lightning.callbacks import Attack
+from pfl_lightning.callbacks import Attack, RoundProgress
 from pfl_lightning.callbacks.attacks import ATTACKS, triggered
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DCPFL, FedAvg, FedPAC, FedProto
@@ -173,10 +173,16 @@ def test_what_does_not_fit_the_data_is_refused(attack, said):
         run(METHOD, 1, callbacks=[attack])
 
 
-def test_results_have_honest_clients_and_liars_apart(tmp_path):
-    federation = play(tmp_path, 2, METHOD, cohort=CLIENTS, more=[Attack("sign_flip", [1, 3])])
-    scores, results = federation.test_scores, json.loads((tmp_path / "results.json").read_text())
-    own = {lie: fmean(s.accuracy for c, s in scores.items() if (c in (1, 3)) == lie) for lie in (True, False)}
+def test_all_figures_are_of_honest_clients_and_the_liars_are_apart(tmp_path, capsys):
+    seen = [Attack("sign_flip", [1, 3]), RoundProgress()]
+    federation = play(tmp_path, 2, METHOD, cohort=CLIENTS, more=seen)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert federation.test_scores.keys() == {0, 2, 4}
+    assert federation.evaluation.liars["test"].keys() == {1, 3}
+    parts = {False: federation.test_scores, True: federation.evaluation.liars["test"]}
+    own = {lie: fmean(score.accuracy for score in scores.values()) for lie, scores in parts.items()}
+    assert federation.evaluation.summary["test_accuracy/mean"] == pytest.approx(own[False])
+    assert f", test {100 * own[False]:.2f} % of honest clients, " in capsys.readouterr().out.splitlines()[-1]
     assert results["accuracy"]["last"]["test"]["mean"] == pytest.approx(own[False])
     assert results["attack"]["last"]["test_accuracy/liars"] == pytest.approx(own[True])
     assert results["attack"]["liars"] == [1, 3]

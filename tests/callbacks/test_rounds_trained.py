@@ -8,12 +8,14 @@ from functools import partial
 
 import pytest
 from _helpers import resume
+from _helpers.project import run_project
 from _helpers.results import valid
 from _helpers.toy import CLIENTS, GivenCohorts, Toy, quiet_trainer, run, tiny_encoder
 from rich.console import Console
 
 from pfl_lightning import Federation
 from pfl_lightning.callbacks import FederatedLoop, ResultsWriter
+from pfl_lightning.callbacks.run_facts import client_rows
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.cli.tables import personalization_table, write_personalization
 from pfl_lightning.methods import SCAFFOLD, FedAvg, FedPer, FedRep
@@ -133,3 +135,11 @@ def test_before_any_training_all_are_participating(tmp_path):
     trainer.test(federation, datamodule=Toy(), verbose=False)
     assert federation.rounds_trained == [0] * CLIENTS
     assert federation.never_trained == []
+
+
+def test_a_column_that_the_module_logs_too_is_there_once_with_its_value():
+    federation, _ = run_project(FedAvg)
+    logged = [score.logged["test_loss"] for score in federation.test_scores.values()]
+    head, *rows = csv.reader(io.StringIO(client_rows(federation, "test")))
+    assert len(head) == len(set(head))
+    assert [float(row[head.index("test_loss")]) for row in rows] == pytest.approx(logged)

@@ -279,3 +279,11 @@ def test_clients_that_never_trained_are_named_below_the_table(tmp_path, capsys):
     said = "FedAvg, seed 0: 1 client never trained (0; mean 25.00 %, of the other 2: 62.50 %)."
     assert f"Clients that no round drew, or whose updates were left out: {said}" in out
     assert said in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_further_metrics_that_were_measured_are_named(tmp_path, capsys):
+    write_run(tmp_path / "plain")
+    assert "--metric" not in compare(capsys, tmp_path / "plain", "--output", tmp_path / "out", "--format", "csv")
+    write_run(tmp_path / "more", config={"model": {"metrics": ["torchmetrics.classification.F1", "auroc"]}})
+    out = compare(capsys, tmp_path / "more", "--output", tmp_path / "out", "--format", "csv")
+    assert "Compared by accuracy; --metric F1 compares by" in out

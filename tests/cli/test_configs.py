@@ -16,6 +16,7 @@ from PIL import Image
 
 from pfl_lightning.cli import main
 from pfl_lightning.datamodules import Digits, Partitioner
+from pfl_lightning.errors import ConfigurationError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 SMALL = {"num_clients": 4, "samples_per_client": 62}
@@ -211,6 +212,23 @@ def test_last_is_the_last_round_however_good(tmp_path):
     checkpoints = tmp_path / "version_0" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best-round-1.ckpt", "last.ckpt"]
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["epoch"] == 2
+
+
+def test_a_finished_run_keeps_the_settings_that_made_its_results(tmp_path):
+    """Nothing would train under others, and the results would be told as theirs; more rounds may follow."""
+
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.suffix in (".json", ".yaml", ".csv")}
+
+    tiny_run(tmp_path, "--trainer.max_epochs", "2")
+    before, resumed = files(), ["--trainer.max_epochs", "2", "--ckpt_path", "last"]
+    for option, value in (("model.method.lr", "0.5"), ("data.batch_size", "7")):
+        with pytest.raises(ConfigurationError, match=f"no round left after its 2 rounds.*{option[:5]}.*{value}"):
+            tiny_run(tmp_path, *resumed, f"--{option}", value)
+    assert files() == before
+    tiny_run(tmp_path, *resumed, "--model.client_state_memory_gb", "1")
+    tiny_run(tmp_path, "--trainer.max_epochs", "3", "--ckpt_path", "last", "--model.method.lr", "0.5")
+    assert "lr" in (tmp_path / "version_0" / "changes.json").read_text()
 
 
 def test_validate_and_test_take_the_checkpoint(tmp_path, capsys):

@@ -11,10 +11,11 @@ from _helpers.project import run_project
 from _helpers.toy import CLASSES, CLIENTS, GivenCohorts, Toy, run, tiny_encoder
 
 from pfl_lightning import SequentialEngine
-from pfl_lightning.federation.divergence import DivergenceGuard
+from pfl_lightning.federation.divergence import DivergenceGuard, remedies
 from pfl_lightning.federation.evaluation import Evaluation
 from pfl_lightning.methods import METHODS, DualFed, FedAvg, FedPAC
 from pfl_lightning.metrics import EvalMetrics
+from pfl_lightning.robust import MultiKrum
 from pfl_lightning.state.image import Growth
 
 STILL = Growth(None, 1.0, "")
@@ -35,7 +36,8 @@ def federation(method=FedAvg, batch_size=4, engine=None):
     models = [method(tiny_encoder((6,)), CLASSES)]
     trainer, evaluation = SimpleNamespace(callback_metrics={}), Evaluation(validation_scores=judged(1000))
     engine = engine or SequentialEngine()
-    return SimpleNamespace(models=models, data=data, engine=engine, trainer=trainer, evaluation=evaluation)
+    known = {"models": models, "data": data, "trainer": trainer, "evaluation": evaluation}
+    return SimpleNamespace(**known, engine=engine, lying=frozenset(), robust=None)
 
 
 def judged(samples):
@@ -144,6 +146,14 @@ def test_what_the_engine_does_is_not_advised():
         UserWarning, match=r"Try batch_size 50, as in the paper: .* up to 5 times .*; an lr below 0.01\. "
     ):
         guard.report("x", 0, federation(FedPAC, batch_size=10, engine=SequentialEngine(gradient_clip_val=1.0)))
+
+
+def test_where_clients_lie_a_robust_rule_is_the_first_to_try():
+    attacked = federation()
+    attacked.lying = frozenset([1])
+    assert remedies(attacked)[0] == "a robust rule (--model.robust), as clients lie"
+    attacked.robust = MultiKrum(byzantine=1)
+    assert remedies(attacked) == remedies(federation())
 
 
 def test_batch_sizes_of_papers():

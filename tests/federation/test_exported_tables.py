@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,6 +90,47 @@ def test_the_command_line_needs_the_files_alone(exported, tmp_path, monkeypatch,
     expected = federation.predict(1, data.inputs_of(new))
     assert [row["prediction"] for row in table] == [data.class_names[c] for c in expected.classes]
     assert [float(row["probability ill"]) for row in table] == pytest.approx(expected.probabilities[:, 0].tolist())
+
+
+def test_each_row_is_predicted_by_the_model_of_its_client(tmp_path, monkeypatch, capsys):
+    """All clients by one command, where the table says whose a row is; its number in the table is kept."""
+    monkeypatch.chdir(tmp_path)
+    rows(150, 0).to_csv("patients.csv", index=False)
+    new = rows(40, 1).drop(columns="state").assign(site=["Nice", "Metz", "Paris", " Nice"] * 10)
+    new.to_csv("new.csv", index=False)
+    new.drop(columns="site").to_csv("nobodys.csv", index=False)
+    source = ["--data", "FromTable", "--data.path", "patients.csv", "--data.target", "state", "--data.client", "site"]
+    words = [
+        "--model.method",
+        "FedPer",
+        "--model.encoder",
+        "mlp",
+        *source,
+        "--run_dir",
+        "run",
+        "--seed_everything",
+        "1",
+    ]
+    main(["fit", *words, "--trainer.max_epochs", "1"])
+    predict = ["predict", *words, "--ckpt_path", "last"]
+    with pytest.warns(UserWarning, match="do not have are left out: 10 of 40, in the column 'site' Paris"):
+        main([*predict, "--inputs", "new.csv", "--output", "each"])
+    assert "Saved 20 predictions of client 2 (Nice) in each/client_2_new.csv" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "each").iterdir()) == ["client_1_new.csv", "client_2_new.csv"]
+    for client, name in ((1, "Metz"), (2, "Nice")):
+        own = new[new["site"].str.strip() == name]
+        own.to_csv("own.csv", index=False)
+        main([*predict, "--inputs", "own.csv", "--output", "own", "--client", name])
+        files = (Path("own", f"client_{client}_own.csv"), Path("each", f"client_{client}_new.csv"))
+        expected, found = ([*csv.reader(io.StringIO(file.read_text()))] for file in files)
+        assert [row[0] for row in found[1:]] == [str(row) for row in own.index]
+        assert [row[1:] for row in found] == [row[1:] for row in expected]
+    main([*predict, "--output", "tests"])
+    assert len(list((tmp_path / "tests").iterdir())) == 3
+    for inputs, said in (("nobodys.csv", "no column 'site', which says"), ("new.npy", "name the client")):
+        with pytest.raises(SystemExit):
+            main([*predict, "--inputs", inputs])
+        assert said in capsys.readouterr().err
 
 
 def test_another_process_predicts(exported, tmp_path):

@@ -167,7 +167,8 @@ def _classes_of(batch: Any, labels: Callable[[Any], Any] | None) -> Tensor:
             reason = f"labels= gave a tensor of shape {tuple(found.shape)} and type {found.dtype}"
     known = class_of_batch(batch)
     if known is None:
-        example = "batch.y" if hasattr(batch, "y") else 'batch["topic"]'
+        example = 'batch["topic"]' if isinstance(batch, Mapping) else "batch[2]"
+        example = "batch.y" if hasattr(batch, "y") else example
         raise (ClassesUnknown if labels is None else ConfigurationError)(
             f"this method needs the class of every sample, a batch here is a {type(batch).__name__} that is not a pair "
             f"(inputs, classes), has no entry {', '.join(LABEL_KEYS)}, and is not a batch of graphs with a class y for "

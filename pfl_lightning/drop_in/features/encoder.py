@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +36,8 @@ class ModuleEncoder(nn.Module):
     """A user's module as far as its features.
 
     The module's ``forward`` is called with the first entry of a batch. Where a batch is no tuple (a dictionary, a
-    graph), or there is no ``forward`` that computes them, its training step is, whose loss and log are dropped.
+    graph), or there is no ``forward`` that computes them of it alone, its training step is, whose loss and log are
+    dropped.
 
     Args:
         module: The module, which is not copied.
@@ -70,9 +72,19 @@ class ModuleEncoder(nn.Module):
 
     def view(self, batch: Any) -> Any:
         """What of a batch is needed for its features: inputs, or else the batch under a name that says so."""
-        if not isinstance(batch, tuple | list) or not batch or not is_overridden("forward", self.module):
+        if not self._takes_first_of(batch):
             return {BATCH: batch}
         return batch[0] if isinstance(batch[0], Tensor) else {BATCH: (batch[0],)}
+
+    def _takes_first_of(self, batch: Any) -> bool:
+        """Whether ``forward`` is the module's own, and can be called with the first entry of a batch alone."""
+        if not isinstance(batch, tuple | list) or not batch or not is_overridden("forward", self.module):
+            return False
+        try:
+            inspect.signature(self.module.forward).bind(batch[0])
+        except TypeError:
+            return False
+        return True
 
     def of_batch(self, batch: Any) -> Tensor:
         """Features (N, d) of a batch.
@@ -80,7 +92,7 @@ class ModuleEncoder(nn.Module):
         Raises:
             ConfigurationError: Neither ``forward`` nor the training step gives them.
         """
-        if isinstance(batch, tuple | list) and batch and is_overridden("forward", self.module):
+        if self._takes_first_of(batch):
             with self._capture.watching():
                 self.module(batch[0])
                 if self._capture.found is not None:  # else the step alone calls the head, with classes

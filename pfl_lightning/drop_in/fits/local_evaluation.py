@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -82,10 +82,24 @@ class ClassScores:
         classes = None if self._missing else class_of_batch(batch)
         scores, self._given = self._given, None
         if classes is None or not self._are_scores(scores, classes):
+            if not self._missing and isinstance(batch, tuple | list) and len(batch) > 2:
+                self._tell_of_entries(batch, scores)
             self._missing = True
             return
         self._right += float(hits(scores, classes).sum())
         self._seen += len(classes)
+
+    @staticmethod
+    def _tell_of_entries(batch: Sequence[Any], output: Any) -> None:
+        """Warn where an output may be class scores, and one of further entries of a batch the classes."""
+        whole = [one for one in batch[1:] if isinstance(one, Tensor) and one.dtype == torch.int64 and one.ndim == 1]
+        if whole and isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1:
+            warnings.warn(
+                f"no accuracy is computed: batches have {len(batch)} entries, and which of them is the classes is not "
+                "known. Let the data give (inputs, classes), where inputs may be a tuple, or a dictionary with an "
+                "entry `label`; or log your own accuracy",
+                stacklevel=2,
+            )
 
     def _are_scores(self, output: Any, classes: Tensor) -> bool:
         """Whether an output has a score for each class."""

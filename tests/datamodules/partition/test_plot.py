@@ -38,10 +38,11 @@ def test_a_table_with_a_column_for_each_class():
 
 
 def test_further_sizes_have_columns():
-    found = partition_table(np.array([[3, 0], [1, 41]]), ["ant", "bee"], tests=np.array([7, 8]), unlabeled=np.ones(2))
+    evaluated = {"validation": np.array([5, 6]), "test": np.array([7, 8])}
+    found = partition_table(np.array([[3, 0], [1, 41]]), ["ant", "bee"], evaluated=evaluated, unlabeled=np.ones(2))
     lines = [line.split() for line in text_of(found).splitlines()]
-    assert ["client", "samples", "test", "unlabeled", "ant", "bee"] in lines
-    assert ["1", "42", "8", "1", "1", "41"] in lines
+    assert ["client", "samples", "validation", "test", "unlabeled", "ant", "bee"] in lines
+    assert ["1", "42", "6", "8", "1", "1", "41"] in lines
 
 
 def test_a_long_table_is_cut_and_many_classes_are_summed_up():

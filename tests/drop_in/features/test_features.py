@@ -496,3 +496,80 @@ class Shaking(Topics):
 def test_what_the_step_alone_computes_is_compared_with_nothing(recwarn):
     fitted(FedPAC, TopicData(), module=Shaking(), num_clients=3, cohorts=[range(3)], labels=topic)
     assert not [each for each in recwarn if "features" in str(each.message)]
+
+
+class OneArgument(L.LightningModule):
+    """Takes both inputs as a pair."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, pair):
+        return self.head(self.body(torch.cat(tuple(pair), 1)).relu())
+
+    def scores(self, pair):
+        return self(pair)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.scores(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class TwoArguments(OneArgument):
+    """Takes them one by one, so that forward(batch[0]) fails."""
+
+    def forward(self, first, second):
+        return super().forward((first, second))
+
+    def scores(self, pair):
+        return self(*pair)
+
+
+class Triples(TwoArguments):
+    """Batches have three entries, of which the last one is the class."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch[:2], batch[2]), batch_idx)
+
+
+def two_inputs(module, method, flat=False, **options):
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(60, 4, generator=generator), torch.randn(60, 2, generator=generator)
+    rows = zip(first, second, torch.arange(60) % 3, strict=True)
+    items = [(a, b, int(y)) if flat else ((a, b), int(y)) for a, b, y in rows]
+    torch.manual_seed(1)
+    given = L.LightningDataModule()
+    given.train_dataloader = given.val_dataloader = lambda: torch.utils.data.DataLoader(items, 10)
+    federation, data = federate(module(), given, method, num_clients=3, seed=0, **options)
+    trainer = quiet_trainer(2)
+    trainer.fit(federation, datamodule=data)
+    return federation, trainer
+
+
+@pytest.mark.parametrize("method", [FedPAC, FedProto, FedGH])
+def test_a_forward_of_two_arguments_is_as_good_as_one_of_a_pair(method):
+    pair, trainer = two_inputs(OneArgument, method)
+    assert "val_accuracy/mean" in trainer.callback_metrics
+    single, other = two_inputs(TwoArguments, method)
+    assert_same(single.models.state_dict(), pair.models.state_dict())
+    assert other.callback_metrics["val_accuracy/mean"] == trainer.callback_metrics["val_accuracy/mean"]
+
+
+def test_batches_of_three_entries_are_told_to_have_no_accuracy():
+    with pytest.warns(
+        UserWarning, match=r"no accuracy is computed: batches have 3 entries, .* give \(inputs, classes\)"
+    ):
+        _, trainer = two_inputs(Triples, FedAvg, flat=True)
+    assert "val_loss" in trainer.callback_metrics
+    assert "val_accuracy/mean" not in trainer.callback_metrics
+    pair, _ = two_inputs(OneArgument, FedPAC)
+    labeled, _ = two_inputs(Triples, FedPAC, flat=True, labels=lambda item: item[2])
+    assert_same(labeled.models.state_dict(), pair.models.state_dict())
+    with pytest.raises(ConfigurationError, match=r"such as lambda batch: batch\[2\]"):
+        two_inputs(Triples, FedPAC, flat=True)
