@@ -31,6 +31,9 @@ MEASURED = Path(__file__).parent / "measured"
 RESULTS = ("results.json", "personalized.json")
 CLIENTS = ("clients.csv", "personalized.csv")
 
+PROGRESS_FILE = "pfl_lightning.study.callbacks.ProgressFile"
+"""The callback by which a study knows the versions that it has begun."""
+
 Kept = dict[str, Any]
 """A run: its folder below the study's as ``run``, ``run.yaml`` as ``asked``, and the files of its version by name."""
 
@@ -99,8 +102,8 @@ def restore(name: str, study: Path) -> None:
         version.mkdir(parents=True)
         (version.parent / "run.yaml").write_text(yaml.safe_dump(run["asked"], sort_keys=False))
         config = run["config.yaml"]
-        # By which a study knows the versions that it has begun.
-        config.setdefault("trainer", {})["callbacks"] = [{"class_path": "pfl_lightning.study.callbacks.ProgressFile"}]
+        trainer = config.setdefault("trainer", {})
+        trainer["callbacks"] = [*(trainer.get("callbacks") or ()), {"class_path": PROGRESS_FILE}]
         (version / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         for file in {*RESULTS, *CLIENTS} & run.keys():
             found = run[file]
@@ -112,7 +115,9 @@ def _config(path: Path) -> dict[str, Any]:
     """A config without folders of this machine."""
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     config.pop("run_dir", None)
-    config.get("trainer", {}).pop("callbacks", None)
+    callbacks = config.get("trainer", {}).pop("callbacks", None) or ()
+    if others := [one for one in callbacks if one["class_path"] != PROGRESS_FILE]:
+        config["trainer"]["callbacks"] = others
     data = config.get("data", {}).get("init_args", {})
     if "root" in data:
         data["root"] = f"data/{Path(data['root']).name}"

@@ -188,6 +188,16 @@ def test_the_table_of_liars_is_that_of_the_kept_results():
         assert float(shown[place]) == pytest.approx(100 * results["attack"]["last"]["test_accuracy/honest"], abs=0.0501)
 
 
+def test_a_restored_study_of_liars_takes_up_its_runs(tmp_path, monkeypatch, capsys):
+    """Their callbacks are options of a run: without them all would be runs of something else."""
+    monkeypatch.chdir(ROOT)
+    restore(LIARS, tmp_path / "kept")
+    words = ["studies/robust-cifar10.yaml", "--scale", "small", "--output", str(tmp_path / "kept"), "--check"]
+    main(["study", *words, "--data.init_args.root", "data/cifar10"])
+    told = [line.split()[0] for line in capsys.readouterr().out.splitlines() if ", seed 0" in line]
+    assert (told.count("done"), told.count("new")) == (70, 2)
+
+
 COMMAND = re.compile(r"^ *pfl (study (?:.*\\\n)*.*--report-only)$", flags=re.MULTILINE)
 """The command that makes a table of kept results."""
 
