@@ -52,8 +52,7 @@ class Stragglers(L.Callback):
         late: Late = "drop",
         discount: float = 0.5,
     ) -> None:
-        if deadline is not None:
-            check_number("deadline", deadline, strict=True)
+        check_number("deadline", deadline, strict=True, optional=True)
         check_number("over_selection", over_selection, 1.0)
         check_choice("late", late, get_args(Late))
         check_between("discount", discount, 0, 1)

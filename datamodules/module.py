@@ -139,8 +139,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             raise TypeError(f"partition must be a rule, such as IID(num_clients=10), got {partition!r}")
         check_at_least("batch_size", batch_size, 1)
         check_at_least("eval_batch_size", eval_batch_size, 1)
-        if test_samples_per_client is not None:
-            check_at_least("test_samples_per_client", test_samples_per_client, 1)
+        check_at_least("test_samples_per_client", test_samples_per_client, 1, optional=True)
         check_between("validation_share", validation_share, 0, 1)
         check_between("test_share", test_share, 0, 1)
         check_seed("seed", seed)

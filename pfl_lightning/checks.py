@@ -50,7 +50,9 @@ def check_names(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} must be a tuple of strings, got {value!r}: write ({value!r},)")
 
 
-def check_number(name: str, value: float, least: float = 0.0, strict: bool = False) -> None:
+def check_number(
+    name: str, value: float | None, least: float = 0.0, strict: bool = False, optional: bool = False
+) -> None:
     """Refuse a number that is not finite, or too small.
 
     Args:
@@ -58,6 +60,7 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         value: Its value.
         least: Least value.
         strict: Whether the least value itself is too small.
+        optional: Whether ``None`` is accepted.
 
     Raises:
         ConfigurationError: The message names the argument, the bound and the value.
@@ -68,9 +71,11 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         Traceback (most recent call last):
         pfl_lightning.errors.ConfigurationError: lr must be a finite number above 0, got 0.0
     """
+    if optional and value is None:
+        return
     bound = f"{'above' if strict else 'of at least'} {least:g}"
     try:
-        if isinstance(value, bool):
+        if value is None or isinstance(value, bool):
             raise TypeError
         fits = math.isfinite(value) and value >= least and not (strict and value == least)
     except TypeError:
@@ -79,8 +84,8 @@ def check_number(name: str, value: float, least: float = 0.0, strict: bool = Fal
         raise ConfigurationError(f"{name} must be a finite number {bound}, got {value}")
 
 
-def check_between(name: str, value: float, low: float, high: float) -> None:
-    """Refuse a number outside of a closed range.
+def check_between(name: str, value: float | None, low: float, high: float, optional: bool = False) -> None:
+    """Refuse a number outside of a closed range; ``None`` is accepted where it is ``optional``.
 
     Raises:
         ConfigurationError: The message names the argument, the range and the value.
@@ -91,21 +96,24 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
         Traceback (most recent call last):
         pfl_lightning.errors.ConfigurationError: p must be between 0 and 1, got 1.5
     """
+    if optional and value is None:
+        return
     try:
-        fits = not isinstance(value, bool) and low <= value <= high
+        fits = value is not None and not isinstance(value, bool) and low <= value <= high
     except TypeError:
         fits = False
     if not fits:
         raise ConfigurationError(f"{name} must be between {low:g} and {high:g}, got {value!r}")
 
 
-def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
+def check_learning_rate(name: str, value: float | None, strict: bool = False, optional: bool = False) -> None:
     """Refuse a learning rate that is not finite, negative, or absurdly large.
 
     Args:
         name: Name of the argument.
         value: Its value.
         strict: Whether 0 is refused, too.
+        optional: Whether ``None`` is accepted.
 
     Raises:
         ConfigurationError: The message names the argument, the bound and the value.
@@ -116,13 +124,15 @@ def check_learning_rate(name: str, value: float, strict: bool = False) -> None:
         Traceback (most recent call last):
         pfl_lightning.errors.ConfigurationError: lr must be at most 1e+06, got 1e+30
     """
-    check_number(name, value, strict=strict)
-    if value > LARGEST_LR:
+    check_number(name, value, strict=strict, optional=optional)
+    if value is not None and value > LARGEST_LR:
         raise ConfigurationError(f"{name} must be at most {LARGEST_LR:g}, got {value:g}")
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
+def check_at_least(name: str, value: int | None, least: int, optional: bool = False) -> None:
     """Refuse a number that is not whole, too small, or larger than any size or count.
+
+    ``None`` is accepted where it is ``optional``.
 
     Raises:
         ConfigurationError: The message names the argument, the least value and the value.
@@ -133,6 +143,8 @@ def check_at_least(name: str, value: int, least: int) -> None:
         Traceback (most recent call last):
         pfl_lightning.errors.ConfigurationError: epochs must be at least 1, got 0
     """
+    if optional and value is None:
+        return
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
     if value < least:

@@ -64,8 +64,7 @@ class Learner(nn.Module):
         clip: float | None = None,
     ) -> None:
         super().__init__()
-        if clip is not None:
-            check_number("clip", clip, strict=True)
+        check_number("clip", clip, strict=True, optional=True)
         self.network, self.clip, self._make_optimizer = network, clip, make_optimizer
         self.optimizer = make_optimizer(network.parameters())
 

@@ -112,8 +112,7 @@ def silent_trainer(kind: type[L.Trainer] = L.Trainer, **options: Any) -> L.Train
 
 def seconds_between_validations(trainer: Any) -> float | None:
     """``val_check_interval`` as a time; ``None`` where it is none, and in versions that know none."""
-    found: float | None = getattr(trainer, VALIDATION_TIME, None)
-    return found
+    return getattr(trainer, VALIDATION_TIME, None)
 
 
 def keep_fewer_signals(trainer: Any) -> None:

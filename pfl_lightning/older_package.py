@@ -132,8 +132,7 @@ def _in_order(written: Any, newer: bool) -> Any:
         own["configure_sharded_model"] = None
     kind = type("_Ordered", (_Ordered, type(written)), {}) if type(written) is not type else _Ordered
     first = [one for one in first if not any(other is not one and issubclass(other, one) for other in first)]
-    made: type = kind(written.__name__, (written, *first), {**own, "_is_newer": newer})
-    return made
+    return kind(written.__name__, (written, *first), {**own, "_is_newer": newer})
 
 
 def _reduce(self: Any, protocol: Any) -> Any:

@@ -58,8 +58,7 @@ class Phase:
     def check_numbers(self) -> None:
         """Refuse epochs and learning rates that are not numbers or are too small; called before the first round."""
         check_at_least(f"epochs of the phase {self.name!r}", self.epochs, 0)
-        if self.lr is not None:
-            check_learning_rate(f"lr of the phase {self.name!r}", self.lr)
+        check_learning_rate(f"lr of the phase {self.name!r}", self.lr, optional=True)
 
     def trains_only(self, part: str) -> bool:
         """Return whether all that trains lies in a part of the model, such as ``"head"``."""

@@ -227,7 +227,8 @@ class FromLoaders(ItemDataModule):
             name: tuple(source_of(loader, own, name) for loader in found.loaders) for name, found in loaders.items()
         }
         self._items = [len(source.dataset) for source in self._sources["train"]]
-        held = source_of(loaders["train"].first, own, "train")  # with workers of its own: read while clients train, too
+        # With workers of its own: read while clients train, too.
+        held = source_of(loaders["train"].loaders[0], own, "train")
         self.held_source = replace(held, order=None)
         self.batch_size, self.drop_last = held.batches.batch_size, held.batches.drop_last
         self.eval_batch_size = evaluation_size(self._sources)

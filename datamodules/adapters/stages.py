@@ -40,12 +40,6 @@ class StageLoaders:
     loaders: tuple[Any, ...]
     shape: CombinedLoader | None = None
 
-    @property
-    def first(self) -> DataLoader[Any]:
-        """The first, or the only one."""
-        loader: DataLoader[Any] = self.loaders[0]
-        return loader
-
     @classmethod
     def of(cls, given: Any, training: bool) -> StageLoaders:
         """Loaders as a hook of a data module gives them.
@@ -77,7 +71,7 @@ class GivenLoaders(LightningDataModule):
 
     Example:
         >>> own = GivenLoaders(DataLoader([1.0, 2.0, 3.0], batch_size=2))
-        >>> [(name, loaders.first.batch_size) for name, loaders in loaders_of(own).items()]
+        >>> [(name, loaders.loaders[0].batch_size) for name, loaders in loaders_of(own).items()]
         [('train', 2)]
     """
 

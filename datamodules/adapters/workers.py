@@ -227,7 +227,7 @@ class Kept:
         self._turns.give_to(self)
         count = 0
         for batch in self.loader:
-            count += _size_of(batch)
+            count += size_of(batch)
             yield batch
         self.items = count
 
@@ -254,10 +254,11 @@ class Kept:
         return {**self.__dict__, "loader": loader}
 
 
-def _size_of(batch: Any) -> int:
+def size_of(batch: Any) -> int:
+    """Number of items in a batch; 1 for an object that shows no tensors."""
     try:
         return int(extract_batch_size(batch))
-    except (RuntimeError, MisconfigurationException):  # an object that shows no tensors
+    except (RuntimeError, MisconfigurationException):
         return 1
 
 

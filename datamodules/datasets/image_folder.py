@@ -51,8 +51,7 @@ class ImageFolder(FederatedDataModule):
         **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        if image_size is not None:
-            check_at_least("image_size", image_size, 1)
+        check_at_least("image_size", image_size, 1, optional=True)
         self.root, self.image_size, self.cache_dir = root, image_size, cache_dir
 
     def load(self) -> Samples:

@@ -234,10 +234,8 @@ class STL10(FederatedDataModule):
         **kwargs: Unpack[DataOptions],
     ) -> None:
         super().__init__(partition, batch_size, **kwargs)
-        if unlabeled is not None:
-            check_number("unlabeled", unlabeled)
-        if image_size is not None:
-            check_at_least("image_size", image_size, 1)
+        check_number("unlabeled", unlabeled, optional=True)
+        check_at_least("image_size", image_size, 1, optional=True)
         self.root, self.unlabeled, self.image_size = root, unlabeled, image_size
 
     def load(self) -> Samples:

@@ -240,8 +240,7 @@ class FederatedCLI(LightningCLI):
         """Leave out the best round's checkpoints where the Trainer is to write none: it would refuse them."""
         if config.get("enable_checkpointing") is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, BestRound)]
-        trainer: L.Trainer = super()._instantiate_trainer(config, callbacks)
-        return trainer
+        return super()._instantiate_trainer(config, callbacks)
 
     def _configured(self, name: str) -> list[Any]:
         """Plugins or callbacks that the config lists for the Trainer, one or several."""

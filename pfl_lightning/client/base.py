@@ -149,8 +149,7 @@ class FederatedClient(ModelAccess):
         if momentum > 1:
             raise ValueError(f"momentum must be at most 1, as steps would grow without end, got {momentum:g}")
         check_number("weight_decay", weight_decay)
-        if fine_tune_lr is not None:
-            check_learning_rate("fine_tune_lr", fine_tune_lr)
+        check_learning_rate("fine_tune_lr", fine_tune_lr, optional=True)
         check_at_least("num_classes", num_classes, 0)  # 0 for a module without classes
         self.num_classes = num_classes
         self.phase = Phase()

@@ -316,7 +316,7 @@ class SmallAlexNet(nn.Module):
         super().__init__()
         before, height, width = image_shape(input_shape, "SmallAlexNet")
         check_at_least("out_features", out_features, 1)
-        check_at_least("hidden", 1 if hidden is None else hidden, 1)
+        check_at_least("hidden", hidden, 1, optional=True)
         check_choice("pooling", pooling, ("halving", "published"))
         layers: list[nn.Module] = []
         for index, (filters, pool) in enumerate(zip(CHANNELS, _pools(pooling, min(height, width)))):

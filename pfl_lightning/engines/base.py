@@ -104,12 +104,10 @@ class Engine(ABC):
     ) -> None:
         if gradient_clip_algorithm not in ("norm", "value"):
             raise ValueError(f"gradient_clip_algorithm must be 'norm' or 'value', got {gradient_clip_algorithm!r}")
-        if gradient_clip_val is not None:
-            check_number("gradient_clip_val", gradient_clip_val, strict=True)
+        check_number("gradient_clip_val", gradient_clip_val, strict=True, optional=True)
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
-        if threads is not None:
-            check_at_least("threads", threads, 1)
+        check_at_least("threads", threads, 1, optional=True)
         self.threads = threads
         self.choices: dict[str, str] = {}  # which way was measured to be faster, by architecture; kept in checkpoints
         self._held: int | None = None

@@ -70,8 +70,7 @@ class TrainerEngine(Engine):
         check_at_least("accumulate_grad_batches", accumulate_grad_batches, 1)
         limits = {"train": limit_train_batches, "val": limit_val_batches, "test": limit_test_batches}
         for part, limit in limits.items():
-            if limit is not None:
-                check_number(f"limit_{part}_batches", limit)
+            check_number(f"limit_{part}_batches", limit, optional=True)
         self.accumulate_grad_batches = accumulate_grad_batches
         self.callbacks = callbacks or []
         self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches

@@ -31,12 +31,12 @@ def evaluation_task(
     """The client's own model after the last round, and the parts to evaluate it on."""
     data, clients, server = federation.data, federation.clients, federation.server
     parts, (model, state) = data.client_data(client), clients.model_and_state(client)
-    trained = clients.keeps_trained(client)
+    stored, environment = clients.personal.written(client), federation.environment
+    trained = stored and model.eval_model == "trained"  # then the store holds the whole model
     make_broadcast = (server.idle_broadcast if trained else None) or server.broadcast
     broadcast = make_broadcast(client=client, round=federation.round)
     if not isinstance(broadcast, Broadcast):
         raise no_broadcast(server, broadcast)
-    stored, environment = clients.personal.written(client), federation.environment
     return EvaluationTask(
         make_context(data, client, federation.round, model, environment, training=False, stored=stored),
         broadcast,

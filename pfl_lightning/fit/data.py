@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.data import BatchSource, SplitSource
 from pfl_lightning.errors import ConfigurationError
+from pfl_lightning.functional.inner_loop import evaluating
 
 __all__ = ["FitData"]
 
@@ -169,13 +170,9 @@ class FitData:
         inputs, labels = self.tensors()
         version = tuple((id(t), t._version) for t in (*encoder.parameters(), *encoder.buffers()))
         if self.cached_features is None or self.cached_features[0] != version:
-            modes = {module: module.training for module in encoder.modules()}
-            encoder.eval()
-            with torch.no_grad(), self.forward_context():
+            with torch.no_grad(), evaluating(encoder), self.forward_context():
                 # On a CPU, chunks that stay in its caches are faster than few large ones.
                 size = min(self.eval_batch_size, 128) if self.device.type == "cpu" else self.eval_batch_size
                 chunks = [encoder(self.convert_input(chunk)) for chunk in inputs.split(size)]
-            for module, mode in modes.items():
-                module.training = mode
             self.cached_features = (version, torch.cat(chunks))
         return self.cached_features[1], labels

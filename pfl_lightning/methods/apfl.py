@@ -64,8 +64,7 @@ class APFL(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_between("alpha", alpha, 0, 1)
-        if alpha_lr is not None:
-            check_learning_rate("alpha_lr", alpha_lr)
+        check_learning_rate("alpha_lr", alpha_lr, optional=True)
         check_number("alpha_decay", alpha_decay)
         check_choice("mixing", mixing, get_args(Mixing))
         self.adaptive, self.alpha_lr, self.alpha_decay, self.mixing = adaptive, alpha_lr, alpha_decay, mixing

@@ -49,10 +49,8 @@ class Ditto(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_number("lam (lambda)", lam)
-        if personal_epochs is not None:
-            check_at_least("personal_epochs", personal_epochs, 1)
-        if personal_lr is not None:
-            check_learning_rate("personal_lr", personal_lr)
+        check_at_least("personal_epochs", personal_epochs, 1, optional=True)
+        check_learning_rate("personal_lr", personal_lr, optional=True)
         self.lam, self.personal_lr, self.by_samples = lam, personal_lr, by_samples
         self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
         self.global_model = self.copy_network()

@@ -65,8 +65,7 @@ class FedALA(FederatedClient):
         check_number("eta", eta)
         check_number("sample_share", sample_share, strict=True)
         check_between("sample_share", sample_share, 0, 1)
-        if layers is not None:
-            check_at_least("layers", layers, 1)
+        check_at_least("layers", layers, 1, optional=True)
         check_number("threshold", threshold)
         check_at_least("window", window, 1)
         check_at_least("max_passes", max_passes, 1)

@@ -61,12 +61,10 @@ class FedAMP(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         check_choice("attention", attention, ("cosine", "gaussian"))
         check_number("sigma", sigma, strict=attention == "gaussian")
-        if step is not None:
-            check_number("step (alpha)", step)
+        check_number("step (alpha)", step, optional=True)
         check_number("proximal (lambda / alpha)", proximal)
         check_choice("start", start, ("own", "mixture"))
-        if own_share is not None:
-            check_between("own_share", own_share, 0, 1)
+        check_between("own_share", own_share, 0, 1, optional=True)
         if attention == "gaussian" and own_share is not None:
             raise ConfigurationError(
                 "own_share is an option of attention='cosine'; with 'gaussian' a model keeps the weight that the "
@@ -78,11 +76,6 @@ class FedAMP(FederatedClient):
         self.step = 1.0 if step is None else step
         self.proximal, self.start = proximal, start
         self.mixture = TensorDict(persistent=False)  # u_k, for the time of a fit
-
-    def kept_names(self) -> list[str]:
-        """Names of the whole model, which a client keeps from round to round; what is frozen is the same for all."""
-        elsewhere = {*self.fixed_names(), *self.frozen}
-        return [name for name in self.state_dict() if name not in elsewhere]
 
     def receive(self, broadcast: Broadcast) -> None:
         """Keep u_k for the proximal term; the model is the client's own, or begins with u_k."""

@@ -116,8 +116,7 @@ class FedClassAvg(FederatedClient):
         )
         check_number("proximal (rho)", proximal)
         check_number("temperature", temperature, strict=True)
-        if base_temperature is not None:
-            check_number("base_temperature", base_temperature, strict=True)
+        check_number("base_temperature", base_temperature, strict=True, optional=True)
         check_at_least("warm_up_epochs", warm_up_epochs, 0)
         check_choice("objective", objective, ("paper", "published"))
         check_choice("squared_proximal", squared_proximal, (False, True, "published"))
@@ -155,8 +154,7 @@ class FedClassAvg(FederatedClient):
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores, (N, C)."""
-        scores: Tensor = super().classify(F.relu(features) if self.head_relu else features)
-        return scores
+        return super().classify(F.relu(features) if self.head_relu else features)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss (4) of two views x', x'' of a batch, inputs of shape (B, 2, ...); of one view without contrast."""

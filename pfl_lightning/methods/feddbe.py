@@ -66,7 +66,6 @@ class FedDBE(FederatedClient):
     )
     feature_based = True
     scores_features = True
-    shared: tuple[str, ...] = ("encoder.*", "head.*")
     batch_norm = "shared"
     heads = ("head.*", "client_mean")
     loss_names = ("cross_entropy", "mean_regularization")

@@ -124,8 +124,7 @@ class FedEMA(SelfSupervisedClient):
         check_choice("aggregate_encoder", aggregate_encoder, ("online", "target"))
         check_choice("divergence", divergence, ("parameters", "published"))
         check_choice("lr_schedule", lr_schedule, ("constant", "cosine"))
-        if scaler is not None:
-            check_number("scaler (lambda)", scaler)
+        check_number("scaler (lambda)", scaler, optional=True)
         self.tau, self.scaler, self.consecutive = tau, scaler, consecutive
         self.update_encoder, self.update_predictor, self.update_target = update_encoder, update_predictor, update_target
         self.encoder_weight, self.predictor_weight, self.threshold = encoder_weight, predictor_weight, threshold

@@ -106,8 +106,7 @@ class FedPAC(FederatedClient):
         super().__init__(encoder, num_classes, **options)
         check_number("alignment (lambda)", alignment)
         check_at_least("head_epochs", head_epochs, 0)
-        if head_lr is not None:
-            check_learning_rate("head_lr", head_lr)
+        check_learning_rate("head_lr", head_lr, optional=True)
         check_number("threshold", threshold)
         if threshold >= 1:
             raise ConfigurationError(

@@ -61,8 +61,7 @@ class FedPHP(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_between("mu", mu, 0, 1)
-        if rounds is not None:
-            check_at_least("rounds", rounds, 1)
+        check_at_least("rounds", rounds, 1, optional=True)
         check_between("lam (lambda)", lam, 0, 1)
         check_choice("transfer", transfer, ("mmd", "kd"))
         check_number("temperature", temperature, strict=True)

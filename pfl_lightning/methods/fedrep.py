@@ -39,8 +39,7 @@ class FedRep(FederatedClient):
     ) -> None:
         super().__init__(encoder, num_classes, **options)
         check_at_least("head_epochs", head_epochs, 0)
-        if head_lr is not None:
-            check_learning_rate("head_lr", head_lr)
+        check_learning_rate("head_lr", head_lr, optional=True)
         self.head_epochs, self.head_lr = head_epochs, head_lr
 
     def phases(self) -> tuple[Phase, ...]:

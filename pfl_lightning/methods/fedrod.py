@@ -34,7 +34,6 @@ class FedRoD(FederatedClient):
     )
     feature_based = True
     scores_features = True
-    shared = ("encoder.*", "head.*")
     batch_norm = "shared"
     heads = ("head.*", "personal_head.*")
     averages_samples = True

@@ -30,8 +30,7 @@ class ConditionalValve(nn.Module):
 
     def forward(self, features: Tensor, condition: Tensor) -> Tensor:
         """Features (N, d) under a condition (d,)."""
-        passed: Tensor = F.relu((self.gamma(condition) + 1) * features + self.beta(condition))
-        return passed
+        return F.relu((self.gamma(condition) + 1) * features + self.beta(condition))
 
 
 class GPFL(FederatedClient):

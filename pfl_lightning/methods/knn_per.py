@@ -71,8 +71,7 @@ class KNNPer(FederatedClient):
         if self.fine_tune == "all":
             raise ConfigurationError(_STALE.format("fine_tune='all'", "fine_tune='head'"))
         check_at_least("k", k, 1)
-        if weight is not None:
-            check_between("weight (lambda)", weight, 0, 1)
+        check_between("weight (lambda)", weight, 0, 1, optional=True)
         check_number("capacity", capacity, strict=True)
         check_between("capacity", capacity, 0, 1)
         check_number("scale", scale, strict=True)

@@ -91,8 +91,7 @@ class KTpFL(DistillingClient):
         check_number("distillation", distillation)
         check_number("rho", rho)
         check_learning_rate("server_lr", server_lr)
-        if sharpness is not None:
-            check_number("sharpness", sharpness)
+        check_number("sharpness", sharpness, optional=True)
         self.weights, self.growing = weights, growing
         self.temperature, self.distillation = temperature, distillation
         self.rho, self.server_lr, self.sharpness = rho, server_lr, sharpness

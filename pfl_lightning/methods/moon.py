@@ -52,8 +52,7 @@ class MOON(FederatedClient):
     ) -> None:
         check_number("mu", mu)
         check_number("temperature (tau)", temperature, strict=True)
-        if projection is not None:
-            check_at_least("projection", projection, 1)
+        check_at_least("projection", projection, 1, optional=True)
         self._width = projection
         super().__init__(encoder, num_classes, **options)
         self.mu, self.temperature = mu, temperature

@@ -73,8 +73,7 @@ class PerFedAvg(FederatedClient):
         check_learning_rate("alpha", alpha)
         check_choice("order", order, get_args(Order))
         check_number("delta", delta, strict=True)
-        if adapt_epochs is not None:
-            check_at_least("adapt_epochs", adapt_epochs, 1)
+        check_at_least("adapt_epochs", adapt_epochs, 1, optional=True)
         self.alpha, self.order, self.delta, self.adapt_epochs = alpha, order, delta, adapt_epochs
         self._inner_sgd = partial(torch.optim.SGD, lr=alpha)  # one object, so that clients adapt together
         normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.modules())

@@ -83,10 +83,9 @@ class PFedHN(FederatedClient):
         for name, value in (("server_momentum", server_momentum), ("server_weight_decay", server_weight_decay)):
             check_number(name, value)
         for name, given in (("server_lr", server_lr), ("server_clip", server_clip)):
-            if given is not None:
-                check_number(name, given, strict=True)
+            check_number(name, given, strict=True, optional=True)
         check_choice("server_steps", server_steps, ("client", "sent", "round"))
-        check_at_least("embedding_size", 1 if embedding_size is None else embedding_size, 1)
+        check_at_least("embedding_size", embedding_size, 1, optional=True)
         check_at_least("hidden_size", hidden_size, 1)
         check_at_least("hidden_layers", hidden_layers, 0)
         self.personal_head = personal_head

@@ -81,8 +81,7 @@ class SphereFed(FederatedClient):
         weight_decay: float = 5e-4,
         **options: Unpack[OptionsWithoutSGD],
     ) -> None:
-        if projection is not None:
-            check_at_least("projection", projection, 1)
+        check_at_least("projection", projection, 1, optional=True)
         self._width = projection
         super().__init__(encoder, num_classes, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
         if calibrate and self.eval_model == "trained":

@@ -194,8 +194,7 @@ def _covariances(layout: Layout, update: ClientUpdate) -> Tensor:
 def _triangles(matrices: Tensor) -> Tensor:
     """Symmetric matrices (K, d, d) as vectors of the same norms, (K, d (d + 1) / 2)."""
     first, second = torch.triu_indices(*matrices.shape[-2:], device=matrices.device)
-    found: Tensor = matrices[:, first, second] * torch.where(first == second, 1.0, _ROOT)
-    return found
+    return matrices[:, first, second] * torch.where(first == second, 1.0, _ROOT)
 
 
 def _matrices(triangles: Tensor, width: int) -> Tensor:

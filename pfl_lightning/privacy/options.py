@@ -54,11 +54,9 @@ class ClientPrivacy:
         for name in ("noise_multiplier", "clip_norm", "class_norm", "clip_rate"):
             check_number(name, getattr(self, name), strict=True)
         for name, value in (("delta", self.delta), ("quantile", self.quantile)):
-            if value is not None:
-                check_between(name, value, 0, 1)
-                check_number(name, value, strict=True)
-        if self.max_epsilon is not None:
-            check_number("max_epsilon", self.max_epsilon, strict=True)
+            check_between(name, value, 0, 1, optional=True)
+            check_number(name, value, strict=True, optional=True)
+        check_number("max_epsilon", self.max_epsilon, strict=True, optional=True)
         check_choice("accountant", self.accountant, ("rdp", "prv"))
         check_choice("stop", self.stop, (True, False))
         if self.stop and self.max_epsilon is None:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from pfl_lightning.checks import check_at_least, check_between, check_number
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import cluster_means, fit_kmeans
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.self_supervised.objective import (
     Objective,
     ObjectiveOutput,
@@ -93,12 +94,8 @@ class SMoG(Objective):
     @torch.no_grad()
     def _find_groups(self, encoder: nn.Module, context: FitContext) -> None:
         self.check_samples({context.client: context.data.num_samples})
-        modes = {module: module.training for module in self.projector.modules()}
-        self.projector.eval()
-        with context.data.forward_context():
+        with evaluating(self.projector), context.data.forward_context():
             projections = self.projector(features_of(encoder, context.data))
-        for module, mode in modes.items():
-            module.training = mode
         if not bool(torch.isfinite(projections).all()):
             raise ClientError(
                 context.client,

@@ -13,6 +13,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
 from pfl_lightning.encoders import EncoderAssignment, EncoderFactory, RoundRobin, build_encoder, encoder_label
 from pfl_lightning.errors import ConfigurationError, is_out_of_memory
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 from pfl_lightning.state.closures import copy_module
 
@@ -130,19 +131,15 @@ def check_features(label: str, encoder: nn.Module, samples: Tensor) -> None:
     Raises:
         ConfigurationError: It fails on them, or does not return features of shape (N, out_features).
     """
-    modes = {module: module.training for module in encoder.modules()}
     try:
-        with torch_seed(0):
-            found = encoder.eval()(samples)
+        with torch_seed(0), evaluating(encoder):
+            found = encoder(samples)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"the encoder {label} fails on inputs of shape {tuple(samples.shape)} and type {samples.dtype}: "
             f"{_reason(error)}; inputs and parameters must be of one type, float32 (.float()), unless the encoder "
             "takes indices (nn.Embedding); the Trainer's precision converts both"
         ) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     expected = (len(samples), width_of(encoder))
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -261,10 +261,6 @@ class Clients:
         """Plain attributes of a user's module, as the client's last local fit has left them."""
         return b"" if self.resume_states is None else split_attributes(self.resume_states.get(client))[1]
 
-    def keeps_trained(self, client: int) -> bool:
-        """Whether the store holds the client's whole model after its last local fit."""
-        return self.model_of(client).eval_model == "trained" and self.personal.written(client)
-
     def state_dict(self) -> dict[str, Any]:
         """Content for a checkpoint: the stored states, the fixed tensors, and what local fits have handed on."""
         (trained,) = self.rounds_trained.nonzero()  # the others need no place in the checkpoint of many clients

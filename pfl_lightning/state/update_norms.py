@@ -36,8 +36,7 @@ class UpdateGuard:
     """
 
     def __init__(self, max_ratio: float | None = 1000.0) -> None:
-        if max_ratio is not None:
-            check_number("max_update_ratio", max_ratio, least=1.0)
+        check_number("max_update_ratio", max_ratio, least=1.0, optional=True)
         self.max_ratio = max_ratio
         self._last: dict[str, list[float]] = {}  # of the last accepted round that had this tensor
         self._round: dict[str, list[float]] = {}

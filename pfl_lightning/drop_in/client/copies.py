@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 from pfl_lightning.datamodules.adapters.stages import data_in
+from pfl_lightning.engines.lifecycle import trains
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.older_package import made_lightning, written_class
 from pfl_lightning.state.closures import bind_functions
@@ -208,7 +209,7 @@ def shared_memory(module: nn.Module, names: Collection[str]) -> dict[int, Any]:
 
 def followers(module: nn.Module) -> list[str]:
     """Names of frozen networks that have the layers and shapes of one that trains, and so may be its moving average."""
-    trained = {name: layer for name, layer in module.named_modules() if name and _trains(layer)}
+    trained = {name: layer for name, layer in module.named_modules() if name and trains(layer)}
     forms: dict[tuple[Any, ...], list[str]] = {}
     for name, layer in trained.items():
         forms.setdefault(_form(layer), []).append(name)
@@ -228,10 +229,6 @@ def followers(module: nn.Module) -> list[str]:
             inside.append(f"{name}.")  # the largest ones
             found += [name] if follows(name, layer) else []
     return found
-
-
-def _trains(layer: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in layer.parameters())
 
 
 def _form(layer: nn.Module) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from pfl_lightning.drop_in.fits.module_calls import call_step, nothing, patched
 from pfl_lightning.engines.sequential import BATCH_HOOKS
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.data import FitData
+from pfl_lightning.functional.inner_loop import evaluating
 from pfl_lightning.lightning_private import attached, silent_trainer
 from pfl_lightning.self_supervised.target import parameters_to_buffers
 
@@ -152,14 +153,11 @@ class ModuleEncoder(nn.Module):
 
     @contextmanager
     def _in_evaluation(self, data: FitData) -> Iterator[None]:
-        modes = {layer: layer.training for layer in self.module.modules()}
-        self.module.eval()
         try:
-            with torch.no_grad(), data.forward_context():
+            with evaluating(self.module), torch.no_grad(), data.forward_context():
                 yield
         finally:
-            for layer, mode in modes.items():
-                layer.training = mode
+            for layer in self.module.modules():
                 if isinstance(layer, Metric):
                     layer.reset()
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MinMetric, SumMetric
 
+from pfl_lightning.datamodules.adapters.workers import size_of
 from pfl_lightning.errors import ConfigurationError
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
@@ -200,9 +199,8 @@ class LogRecord(Notes):
 
     def _size_of_batch(self) -> int:
         if self._batch_size is None:
-            self._batch_size = 1  # of none, or of an object that shows no tensors: all batches weigh the same
-            with suppress(RuntimeError, MisconfigurationException):
-                self._batch_size = 1 if self._batch is None else int(extract_batch_size(self._batch))
+            # 1 for none, and for an object that shows no tensors: all batches weigh the same
+            self._batch_size = 1 if self._batch is None else size_of(self._batch)
         return self._batch_size
 
 

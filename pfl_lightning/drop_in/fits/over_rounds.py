@@ -12,7 +12,6 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -23,6 +22,7 @@ from pfl_lightning.drop_in.fits.module_calls import flat_objects, training
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import batches_that_stepped, set_batches_that_stepped
+from pfl_lightning.state.checkpoints import python_numbers
 
 Modes = dict[str, bool]
 """``requires_grad`` by the names of parameters, and the training mode of layers by names with a final dot."""
@@ -233,7 +233,7 @@ class FitProgress:
     def encoded(self) -> bytes:
         """What the fit hands on."""
         file = io.BytesIO()
-        torch.save(_plain([vars(record) for record in self._after]), file)
+        torch.save(python_numbers([vars(record) for record in self._after]), file)
         return file.getvalue()
 
 
@@ -297,15 +297,6 @@ class Resumption(L.Callback):
 def _modes(module: L.LightningModule) -> Modes:
     modes = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     return modes | {f"{name}.": layer.training for name, layer in module.named_modules()}
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, which are read without running code."""
-    if type(value) is dict:
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _decoded(content: bytes, name: str) -> list[dict[str, Any]]:

@@ -190,8 +190,8 @@ def with_loaders(data: Any, loaders: Mapping[str, Any]) -> FromLoaders:
                 f"{name} has {len(own.loaders)} loaders, but the data were divided without them: pass them in a data "
                 "module, or to federate, before the data are divided"
             )
-        parts[_PARTS[name]] = _splits(data, source_of(own.first, of_the_call, "test"), own.first)
-        size = int(own.first.batch_size or 1)
+        parts[_PARTS[name]] = _splits(data, source_of(own.loaders[0], of_the_call, "test"), own.loaders[0])
+        size = int(own.loaders[0].batch_size or 1)
     found = object.__new__(type(data))  # a copy would go without its loaders
     functions = {"client_data": partial(_client_data, data, parts), "release": partial(_release, data, parts)}
     vars(found).update(vars(data), prepare_data=nothing, setup=nothing, eval_batch_size=size, **functions)

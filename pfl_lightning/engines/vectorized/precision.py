@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from pfl_lightning.functional.numerics import at_least_single
+
 SINGLE = frozenset(
     {"softmax", "softmin", "log_softmax", "group_norm", "binary_cross_entropy_with_logits", "cdist", "l1_loss"}
 )
@@ -31,10 +33,6 @@ class SinglePrecision(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") not in SINGLE or not torch.is_autocast_enabled(self._device_type):
             return func(*args, **kwargs)
-        args, kwargs = tree_map_only(Tensor, _single, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, at_least_single, (args, kwargs))
         with torch.autocast(self._device_type, enabled=False):
             return func(*args, **kwargs)
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

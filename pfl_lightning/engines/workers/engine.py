@@ -105,8 +105,7 @@ class WorkerEngine(Engine):
 
     def __init__(self, workers: int | None, threads: int | None, engine: Engine | None, start_timeout: float) -> None:
         super().__init__(threads=threads)
-        if workers is not None:
-            check_at_least("workers", workers, 1)
+        check_at_least("workers", workers, 1, optional=True)
         check_number("start_timeout", start_timeout, strict=True)
         if isinstance(engine, WorkerEngine):
             name = type(engine).__name__

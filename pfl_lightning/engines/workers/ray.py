@@ -69,10 +69,8 @@ class RayEngine(WorkerEngine):
         start_timeout: float = 120.0,
         runtime_env: dict[str, Any] | None = None,
     ) -> None:
-        if cpus_per_worker is not None:
-            check_at_least("cpus_per_worker", cpus_per_worker, 1)
-        if gpus_per_worker is not None:
-            check_number("gpus_per_worker", gpus_per_worker)
+        check_at_least("cpus_per_worker", cpus_per_worker, 1, optional=True)
+        check_number("gpus_per_worker", gpus_per_worker, optional=True)
         super().__init__(workers, cpus_per_worker, engine, start_timeout)
         require_ray()
         self.address, self.cpus_per_worker, self.gpus_per_worker = address, cpus_per_worker, gpus_per_worker
