@@ -1,5 +1,6 @@
 """Options of the outer Trainer that would have another meaning, or none, in a federation."""
 
+import warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -46,3 +47,14 @@ def test_a_strategy_for_several_processes_is_refused():
     ):
         check_strategy(one(strategy=DDPStrategy()))
     check_strategy(one(strategy=SingleDeviceStrategy()))
+
+
+def test_that_no_round_is_evaluated_is_said():
+    with pytest.warns(
+        UserWarning, match="check_val_every_n_epoch=3 is more than the 2 rounds of max_epochs: no round is"
+    ):
+        run(FIT, 2, check_val_every_n_epoch=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "check_val_every_n_epoch")
+        run(FIT, 2, check_val_every_n_epoch=2)
+        run(FIT, 1, check_val_every_n_epoch=3, limit_val_batches=0)

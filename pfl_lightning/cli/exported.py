@@ -11,6 +11,7 @@ from pfl_lightning.cli.commands import WordParser
 from pfl_lightning.cli.trainer import TABLES, read_inputs
 from pfl_lightning.federation.exported import description
 from pfl_lightning.federation.predictions import predict_exported
+from pfl_lightning.names import counted
 
 
 def exported_parser() -> WordParser:
@@ -35,4 +36,4 @@ def predict(args: Sequence[str]) -> None:
     found = predict_exported(asked.exported, given[0])
     target = Path(asked.output) / f"{Path(asked.exported).stem}_{path.stem}.csv"
     found.save(target, given[1])
-    print(f"Saved {len(found.classes)} predictions of client {about['name'] or about['client']} in {target}")
+    print(f"Saved {counted(len(found.classes), 'prediction')} of client {about['name'] or about['client']} in {target}")

@@ -27,6 +27,7 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.exported import export_clients, exported_clients
 from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.names import counted
 from pfl_lightning.notices import named_clients
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, check_rounds_left, listed_some, record_changes
@@ -99,7 +100,7 @@ class FederatedTrainer(L.Trainer):
             raise UsageError(f"--clients: no client is named; clients are 0 to {datamodule.num_clients - 1}")
         with self._own_models(model, datamodule, ckpt_path, weights_only) as how:
             written = export_clients(model, output, chosen, format)
-        print(f"Saved {len(written)} models in {output}{how}")
+        print(f"Saved {counted(len(written), 'model')} in {output}{how}")
 
     @contextmanager
     def _own_models(self, model: Federation, data: Any, ckpt_path: Any, weights_only: Any) -> Iterator[str]:
@@ -152,7 +153,7 @@ class FederatedTrainer(L.Trainer):
                 path = Path(output) / (f"{name}.csv" if inputs is None else f"{name}_{Path(inputs).stem}.csv")
                 found.save(path, samples)
                 accuracy = "" if found.accuracy is None else f", accuracy {100 * found.accuracy:.2f} %"
-                print(f"Saved {len(found.classes)} predictions of {who} in {path}{accuracy}{how}")
+                print(f"Saved {counted(len(found.classes), 'prediction')} of {who} in {path}{accuracy}{how}")
 
     personalization: Personalization | None = None
     """What clients adapt before they are exported or evaluated."""

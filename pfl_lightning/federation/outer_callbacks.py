@@ -6,6 +6,7 @@ Its batches are clients, its epochs are rounds, and it trains no model.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -110,6 +111,13 @@ def check_options(trainer: Any, call: str = "Federation") -> None:
     refused = {name: value for name, value in values.items() if value}
     if not refused.keys() & {"fast_dev_run", "overfit_batches"}:  # which set others, not to be named in their place
         _check_options_of_fits(trainer, call)
+    often, rounds = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if validates and often and rounds and 0 < rounds < often:
+        warnings.warn(
+            f"check_val_every_n_epoch={often} is more than the {rounds} rounds of max_epochs: no round is evaluated. "
+            f"Set it to {rounds} or less",
+            stacklevel=2,
+        )
     for name, value in refused.items():
         raise ConfigurationError(
             f"Trainer({name}={value}) means something else where a batch is a client and an epoch is a round: use "

@@ -19,10 +19,10 @@ from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.jobs.processes import cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, handled_signals
 from pfl_lightning.jobs.warm import local_starter
-from pfl_lightning.names import did_you_mean
+from pfl_lightning.names import counted, did_you_mean
 from pfl_lightning.runs.config import option_of
 from pfl_lightning.runs.folder import RunFolder
-from pfl_lightning.study.display import Display, by_options, counted, print_tables
+from pfl_lightning.study.display import Display, by_options, print_tables
 from pfl_lightning.study.options import Config
 from pfl_lightning.study.plan import Cell, Run, plan_cells, plan_runs
 from pfl_lightning.study.reader import Search, Study
@@ -139,7 +139,7 @@ class Conductor:
             hint = ". Fewer --processes need less memory" * any("memory" in why for why in failed.values())
             hint += ". Exit code 2: a run rejects its options" * any(why.endswith("code 2") for why in failed.values())
             self._print(
-                f"pfl: {counted(len(failed), 'run')} failed and are missing in the table: {'; '.join(failed)}. The "
+                f"pfl: {counted(len(failed), 'run')} failed, not in the table: {'; '.join(failed)}. The "
                 f"same command tries them again, after the last checkpoint{hint}"
             )
         return int(bool(failed or self._failed_searches))

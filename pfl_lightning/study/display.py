@@ -172,16 +172,6 @@ def print_tables(
         console.print(line, highlight=False, markup=False)
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    Example:
-        >>> counted(1, "run"), counted(2, "run")
-        ('1 run', '2 runs')
-    """
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
 def by_options(changed: Sequence[Run]) -> str:
     """A line for all runs in which the same options differ.
 

@@ -251,6 +251,11 @@ def _check_folders(cells: Sequence[Cell]) -> None:
             raise UsageError(f"{other.name!r} and {cell.name!r} would share the folder {cell.path}: rename one of them")
 
 
+def _is_never_evaluated(config: Mapping[str, Any]) -> bool:
+    rounds, often = (option_of(config, f"trainer.{name}") for name in ("max_epochs", "check_val_every_n_epoch"))
+    return isinstance(rounds, int) and isinstance(often, int) and 0 < rounds < often
+
+
 def _check_figures(study: Study, cells: Sequence[Cell]) -> None:
     """Refuse a table that would be empty, which would show only after all runs, and figures that have no row."""
     if study.figure != "test" and all(cell.config.get("personalize") in (None, False) for cell in cells):
@@ -269,6 +274,11 @@ def _check_figures(study: Study, cells: Sequence[Cell]) -> None:
         raise UsageError(
             f"{study.name}: choice is validation_selected, and data.init_args.validation_share is 0: give the "
             "clients validation parts, such as 0.1"
+        )
+    if study.figure == "test" and all(_is_never_evaluated(cell.config) for cell in cells):
+        raise UsageError(
+            f"{study.name}: check_val_every_n_epoch is more than the rounds, max_epochs, so that none is evaluated: "
+            "add --trainer.check_val_every_n_epoch 1"
         )
     published = {} if study.scale else study.published.figures  # a scale may leave rows out
     for setting, figures in published.items():

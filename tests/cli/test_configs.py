@@ -266,6 +266,6 @@ def test_the_partition_says_how_many_images_without_labels_a_client_has(tmp_path
     main(["partition", "--config", str(config), "--run_dir", str(tmp_path / "runs"), *flags(small, "data.init_args.")])
     said = capsys.readouterr().out
     assert "30 unlabeled" in " ".join(said.split())
-    rows = [line.split()[:4] for line in said.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
-    assert sorted(row[3] for row in rows) == ["0", "0", "15", "15"]
+    rows = [line.split()[:5] for line in said.splitlines() if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
+    assert sorted(row[4] for row in rows) == ["0", "0", "15", "15"]
     assert "unlabeled" in np.load(next((tmp_path / "runs").rglob("partition.npz"))).files

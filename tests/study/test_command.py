@@ -152,8 +152,12 @@ def test_runs_of_a_row_that_was_taken_out_are_named(tmp_path, play, monkeypatch,
             "choice is validation_selected, and data.init_args.validation_share is 0: give the clients",
         ),
         ({"metric": "f1"}, "metric is f1, which FedAvg does not measure: add {metrics: [f1]} to base"),
+        (
+            {"settings": {"all": {"trainer": {"check_val_every_n_epoch": 10}}}},
+            "check_val_every_n_epoch is more than the rounds, max_epochs, so that none is evaluated: add --trainer",
+        ),
     ],
-    ids=["figure", "choice", "metric"],
+    ids=["figure", "choice", "metric", "evaluation"],
 )
 def test_a_table_that_would_be_empty_is_refused_before_its_runs(tmp_path, play, change, message):
     said, commands = play(write_study(tmp_path, **change))
@@ -198,7 +202,7 @@ def test_a_failed_run_is_missing_in_the_table(tmp_path, play, capsys):
     said = capsys.readouterr().out
     assert "FedPer, seed 0 failed with exit code 1: pfl: exit 1 was asked for" in said
     assert "FedPer, seed 1 failed with exit code 1: pfl: exit 1 was asked for" in said
-    assert "2 runs failed and are missing in the table: FedPer, seed 0; FedPer, seed 1" in said
+    assert "2 runs failed, not in the table: FedPer, seed 0; FedPer, seed 1" in said
     table = json.loads((tmp_path / "runs" / "studies" / "tiny" / "table.md").read_text())
     assert table[1] == "Missing: FedPer, seeds 0, 1 (failed with exit code 1)."
     code, commands = play(path)  # the same command tries them again
