@@ -16,7 +16,7 @@ from pfl_lightning.runs.results import FinishedRun
 CAVEAT = (
     "p values: two-sided, of a paired t-test over seeds (the clients' mean of each seed; one degree of freedom less "
     "than pairs) and of Wilcoxon's signed-rank test over clients (paired by client and partition; seeds of one "
-    "partition are averaged first; equal pairs are left out); both by Holm's correction for the number of methods. A "
+    "partition are averaged first; equal pairs are left out); each by Holm's correction for the rows it tests. A "
     "small value means that a difference this large is unlikely by chance. Read them with care: with few seeds the "
     "t-test detects large differences only; clients of a run share a model and its training, so the test over clients "
     "assumes more independence than there is, and its values are too small; a reference chosen because it is best "
