@@ -58,8 +58,8 @@ class FederatedLoop(RoundLoop):
     ) -> None:
         if method is None and options:
             raise ConfigurationError(
-                f"FederatedLoop has no option {', '.join(sorted(options))} without a method, such as "
-                "FederatedLoop(method=FedPer, num_clients=10); a Federation has options of its own"
+                f"FederatedLoop got {', '.join(sorted(options))} and no method: add one, such as "
+                "FederatedLoop(method=FedPer, num_clients=10), or give these options to the Federation"
             )
         trust = (stop_on_divergence, max_update_ratio, on_client_error)
         super().__init__(cohort, full_participation_in_last_round, min_clients, eval_cohort, *trust)

@@ -83,8 +83,8 @@ class Stragglers(L.Callback):
         federation: Any = pl_module
         if self.late == "next" and not federation.server.averages_models:
             raise ConfigurationError(
-                "late='next' adds the change in a late update to the model that the server then has, and that of "
-                f"{federation.method_name} does not average models: use late='drop' or late='partial'"
+                f"late='next' needs a server that averages models, and that of {federation.method_name} does not: use "
+                "late='drop' or late='partial'"
             )
         if federation.privacy is not None:
             raise ConfigurationError("Stragglers and privacy both decide who counts in a round: use one of them")

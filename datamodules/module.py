@@ -380,8 +380,7 @@ def warn_unless_federated(module: Any) -> None:
     if module is not None and not hasattr(module, "client_model"):
         name = type(module).__name__
         warnings.warn(
-            f"the Trainer has a {name}, which is not a federation, with the data of one, whose batches are "
-            f"ids of clients: pass what federate returns, such as module, data = federate({name}(...), ...) and "
-            "trainer.fit(module, datamodule=data)",
+            f"{name} is not a federation, and the data module's batches are ids of clients: pass what federate "
+            f"returns, such as module, data = federate({name}(...), ...) and trainer.fit(module, datamodule=data)",
             stacklevel=3,
         )

@@ -164,4 +164,7 @@ def warn_of_taken_back(what: str, round: int, remedy: str, stacklevel: int = 3) 
         remedy: What to do.
         stacklevel: Frames between the warning and the code that it names.
     """
-    warnings.warn(f"round {round + 1}: {what} became non-finite and is not changed; {remedy}", stacklevel=stacklevel)
+    warnings.warn(
+        f"round {round + 1}: {what} is kept as it was, since its new values are not finite; {remedy}",
+        stacklevel=stacklevel,
+    )

@@ -188,9 +188,8 @@ def over_clients(
         return {name: math.nan}
     if new:
         warnings.warn(
-            f"{name} is undefined (NaN) for {named_clients(new, names)}: logged values are of the {len(known)} clients "
-            f"that have it, and {name}/clients is their number. Look at these clients' samples, or for weights "
-            "that have become infinite",
+            f"{name} is undefined (NaN) for {named_clients(new, names)}: look at their samples, or for weights that "
+            f"have become infinite. Logged values are of the other {len(known)} clients ({name}/clients)",
             stacklevel=3,
         )
     own = np.array([*known.values()])

@@ -341,7 +341,8 @@ class Round:
         if update.num_samples != result.num_samples:  # which the engine has counted
             update.refuse(
                 f"num_samples is {update.num_samples}, expected {result.num_samples}, the number of samples that "
-                "the client has trained on: send context.data.num_samples, and other weights in another field"
+                "the client has trained on: send context.data.num_samples, and a weight for the average in a field of "
+                "its own"
             )
 
     def close(self, min_clients: int = 1) -> Growth:
@@ -373,7 +374,7 @@ class Round:
                 return self._undo(fault if self._lacking else f"it is empty, {fault}", advice)._replace(fault=None)
             if not self._has_good_round:
                 raise FederationError(f"round {self.number + 1}: {fault}") from (errors[0] if errors else None)
-            fewer = "take larger cohorts, or a rule for fewer liars" if self._lacking else "lower min_clients"
+            fewer = "use larger cohorts, or a smaller `byzantine`" if self._lacking else "lower min_clients"
             return self._undo(fault, f"look at these clients, or {fewer}")
         if self.mechanism is not None:  # also of a cohort that is empty
             self._before = self._before or Snapshot(self.server)

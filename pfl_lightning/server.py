@@ -269,10 +269,9 @@ class Aggregator(nn.Module):
         name = self._at_start.first_change(self, self._saved_stores())
         if name is not None:
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} was changed by a round, and checkpoints do not save it: a resumed run "
-                "would differ. Use register_buffer for tensors that last and a ClientStates for what belongs to "
-                "clients; reset at the end of aggregate() what belongs to one round, and list in `not_checkpointed` "
-                "what may be lost"
+                f"{type(self).__name__}.{name} changed in a round, and checkpoints do not save it: a resumed run would "
+                "differ. Keep tensors by register_buffer and what belongs to clients in a ClientStates; if it belongs "
+                "to one round, reset it at the end of aggregate(); if it may be lost, list it in `not_checkpointed`"
             )
 
 

@@ -160,7 +160,7 @@ def test_too_few_in_time_for_the_rule_is_said_of_whom(trace):
 def test_a_rule_that_lacks_updates_says_what_to_do():
     with pytest.raises(FederationError, match=r"round 1: 3 updates arrived, and MultiKrum\(byzantine=1\) needs 5"):
         run(METHOD, 1, cohorts=[range(3)], store={"robust": MultiKrum(1)})
-    said = r"round 2 is undone: 3 updates arrived.*; look at these clients, or take larger cohorts, or a rule for fewer"
+    said = r"round 2 is undone: 3 updates arrived.*; look at these clients, or use larger cohorts, or a smaller"
     with pytest.warns(UserWarning, match=said):
         run(METHOD, 2, cohorts=[range(5), range(3)], store={"robust": MultiKrum(1)})
 
@@ -186,7 +186,7 @@ def test_an_attack_does_not_lift_what_privacy_refuses(method, field):
 
 def test_late_updates_of_prototypes_are_refused_under_a_filter_too():
     own = Stragglers(deadline=5, late="next")
-    with pytest.raises(ConfigurationError, match="that of FedProto does not average models: use late='drop'"):
+    with pytest.raises(ConfigurationError, match="that of FedProto does not: use late='drop'"):
         run(for_toy(FedProto), callbacks=[own], store={"robust": MultiKrum(1)})
 
 

@@ -255,5 +255,5 @@ def test_a_users_module(form):
 
 
 def test_a_loop_without_a_method_has_none():
-    with pytest.raises(ConfigurationError, match="no option server_optimizer without a method"):
+    with pytest.raises(ConfigurationError, match="FederatedLoop got server_optimizer and no method: add one"):
         FederatedLoop(server_optimizer=FedAdam)

@@ -93,7 +93,7 @@ class FromLoaders(ItemDataModule):
         own = {"augment", "normalize", "mean", "std", "batch_size", "drop_last", "eval_batch_size", "public"}
         if given := own & kwargs.keys():
             raise ValueError(
-                f"{', '.join(sorted(given))}: the data module's own Datasets and loaders determine this, item by item; "
+                f"cannot set {', '.join(sorted(given))} here, where the data module's own Datasets and loaders decide: "
                 "set it there, or use FromLightning or FromDatasets, which read all items"
             )
         share = 0.1 if validation_share is None else validation_share

@@ -286,7 +286,7 @@ def warn_of_other_items(
     if found != list(items):
         warnings.warn(
             f"{'the training loader' if given else type(datamodule).__name__} has {' and '.join(map(str, found))} "
-            f"training items now, and had {' and '.join(map(str, items))} when they were divided among the clients, "
-            "which keep those: pass a new instance to use the new items (with federate: call it again)",
+            f"training items now, but clients keep the {' and '.join(map(str, items))} that were divided among them: "
+            "to use the new items, pass a new instance (with federate: call it again)",
             stacklevel=2,
         )

@@ -174,8 +174,8 @@ class FromTable(FederatedDataModule, gives="partition"):
             chosen.remove("Unnamed: 0")
         if self.features is None and (numbers := [one for one in chosen if _is_numbering(table[one])]):
             warnings.warn(
-                f"{self.path} has another whole number in each row of {', '.join(map(repr, numbers))}, and they are "
-                "features: if they only number the rows or patients, list the other columns in 'features'",
+                f"{', '.join(map(repr, numbers))} of {self.path} have a different whole number in every row and are "
+                "used as features: if they are ids of rows or patients, list the other columns in 'features'",
                 stacklevel=2,
             )
         table = table[list(self.features or chosen)]
@@ -262,8 +262,8 @@ def encoded(encoding: TableEncoding, table: Any, whose: tuple[str | None, str | 
         if others := sorted({*named} - {client}):
             warnings.warn(
                 f"rows of other clients are predicted by the model of {client}, too: {int((named != client).sum())} of "
-                f"{len(table)}, in the column {column!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}; keep "
-                f"only those of {client} to have no other predictions",
+                f"{len(table)}, in the column {column!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}; remove "
+                "them from the table if that is not meant",
                 stacklevel=2,
             )
     found, unknown = encoding.features(table)

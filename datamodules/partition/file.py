@@ -117,8 +117,8 @@ class FromFile(Partitioner):
             wrong[owners[1:][(values[1:] == values[:-1]) & (owners[1:] == owners[:-1])]] = True
             if wrong.any():
                 raise PartitionError(
-                    f"{path}: {name!r} of client {wrong.argmax()} has no index, an index that no sample has, or one "
-                    "index repeatedly"
+                    f"{path}: the indices {name!r} of client {wrong.argmax()} must be unique numbers of samples, and "
+                    "at least one for training: make the file again"
                 )
 
     def partition(self, labels: Labels) -> Sequence[Ints]:

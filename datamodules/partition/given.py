@@ -32,7 +32,7 @@ class AsGiven(Partitioner):
 
     def partition(self, labels: Labels) -> Sequence[Ints]:
         """Refuse: the data module itself knows what is whose."""
-        raise PartitionError("silos are already divided: no rule divides other samples")
+        raise PartitionError("silos are already divided among clients: use a rule, such as IID(10), for other data")
 
 
 def checked_client_names(names: Sequence[str], num_clients: int) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ class FederatedCLI(LightningCLI):
         except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError) as error:
             reason = str(error) or "out of memory"
             raise UsageError(
-                f"what the config names cannot be made from its arguments: {type(error).__name__}: {reason}"
+                f"a class in the config rejects its init_args, correct them: {type(error).__name__}: {reason}"
             ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

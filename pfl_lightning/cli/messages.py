@@ -278,8 +278,8 @@ def _option_of_class(name: str, path: str, option: str) -> str:
     own = {*ArgumentParser().add_class_arguments(cls, fail_untyped=False)} - given if inspect.isclass(cls) else ()
     if name in own:
         return (
-            f"{cls.__name__} has the option {name!r}, which the parser does not find: declare it with its type in "
-            "__init__, in a client after encoder, num_classes and *"
+            f"the option {name!r} of {cls.__name__} is not in its signature: declare it with its type in __init__ (of "
+            "a client: after encoder, num_classes, *)"
         )
     near = nearest_option(name, (f"{option}.{one}" for one in (*own, "init_args")), below=option)
     return f"{_meant(near)}options of {cls.__name__}: {', '.join(sorted(own))}" if own else ""
@@ -299,5 +299,5 @@ def _name(short: str) -> str:
     lasts = {_last(name): name for name in (*names, *there)}
     near = lasts.get(nearest(_last(given[1]), lasts), "") if given else ""
     if asked and given and near == given[1]:
-        return f"{near!r} is an encoder whose options are set; a class, such as ResNet18, lists its own"
+        return f"the options of {near!r} are fixed; to set options, name a class, such as ResNet18"
     return f"{_meant(near)}known {kind}: {', '.join(sorted(names))}" if kind else ""

@@ -144,8 +144,8 @@ class FederatedTrainer(L.Trainer):
                 who = named_clients([number], names_of(model.data))
                 if number in model.never_trained:
                     warnings.warn(
-                        f"{who} has trained in no round of this checkpoint: what {model.method_name} keeps on clients "
-                        "has its initial values there",
+                        f"{who} has trained in no round of this checkpoint, so that what {model.method_name} keeps on "
+                        "clients is untrained: train more rounds, or choose another client",
                         stacklevel=2,
                     )
                 given, samples = asked[number]

@@ -93,8 +93,8 @@ class TrainerEngine(Engine):
         own = (model for model in models if model.user_module is None)
         if limited and any(type(model).evaluate is FederatedClient.evaluate for model in own):
             raise ConfigurationError(
-                "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate; other "
-                "clients are evaluated on their whole parts: set the number of clients by FederatedLoop's eval_cohort"
+                "TrainerEngine's limit_val_batches and limit_test_batches are for modules given to federate: leave "
+                "them out. Here clients are evaluated on all their samples; eval_cohort of FederatedLoop says how many"
             )
         self._copiers.clear()
         super().start(models, data, environment)

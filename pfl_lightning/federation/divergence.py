@@ -135,7 +135,7 @@ def remedies(federation: Federation) -> list[str]:
     model: Any = federation.models[0]
     paper, used = model.paper_batch_size, federation.data.batch_size
     lies = federation.lying and federation.robust is None
-    found = ["a robust rule (--model.robust), as clients lie"] if lies else []
+    found = ["a robust rule (--model.robust), as some clients send false updates"] if lies else []
     if paper is not None and used < paper:
         found.append(
             f"batch_size {paper}, as in the paper: with batches of {used} a round takes up to {paper / used:.3g} times "

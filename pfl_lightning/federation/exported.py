@@ -369,7 +369,9 @@ def _write_graph(
     for scores in found:
         if not torch.allclose(scores, expected[: len(scores)], TOLERANCE, TOLERANCE, equal_nan=True):
             apart = float((scores - expected[: len(scores)]).abs().max())
-            raise ConfigurationError(f"{who}: on its data the file's scores are {apart:.2g} from the model's")
+            raise ConfigurationError(
+                f"{who}: the file's scores on its data differ from the model's by {apart:.2g}: do not use it"
+            )
 
 
 def _onnx_runtime() -> Any:

@@ -62,9 +62,8 @@ def _stay_ended(trainer: Any, rounds: int, diverged: int) -> None:
     if names:
         trainer.should_stop = True
         _log.warning(
-            "the checkpoint's run was ended by %s after round %d, and no round follows; to continue, leave that out",
-            " and ".join(names),
-            rounds,
+            "%s ended the checkpoint's run after round %d, so no round follows; to train further, resume without %s",
+            *(" and ".join(names), rounds, " and ".join(names)),
         )
 
 

@@ -303,9 +303,9 @@ def _check_covariance(y: int, count: int, covariance: Tensor) -> None:
     fits = size == 0 if count < 2 else size < torch.inf and asymmetry <= rounding and least >= -rounding
     if not fits:
         raise ValueError(
-            "covariances must be finite and symmetric, with variances >= 0, and zero for less than two samples; got "
-            f"entries up to {size:.3g} that differ by {asymmetry:.3g} from their mirror image, and variances from "
-            f"{least:.3g}, for class {y} of {count} samples"
+            f"the covariance of class {y} ({count} samples) must be finite and symmetric, with variances >= 0, and "
+            f"zero for fewer than two samples; got a largest entry of {size:.3g}, an asymmetry of {asymmetry:.3g} "
+            f"and a smallest variance of {least:.3g}"
         )
 
 

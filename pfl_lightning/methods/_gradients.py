@@ -120,6 +120,6 @@ def check_steps_of_sgd(client: FederatedClient, purpose: str, alternative: str) 
     expected = what_is_made(torch.optim.SGD(client.parameters(), lr=client.lr, momentum=client.momentum))
     if made != expected:
         raise ConfigurationError(
-            f"{purpose} from the steps of {expected}, and {name} makes {made} (configure_optimizers and phases()): "
-            f"pass lr and momentum to the method and leave the rest out, or {alternative}"
+            f"{name} makes {made} (configure_optimizers and phases()), expected {expected}: {purpose} from its steps. "
+            f"Pass lr and momentum to the method and no other option of the optimizer, or {alternative}"
         )

@@ -93,15 +93,14 @@ def check_starts(method: str, part: str, starts: Sequence[State]) -> None:
         encoders = {name for name in start if name.startswith("encoder.")}
         if start and equal == set(start):
             raise ConfigurationError(
-                f"{part} {number} of {method} would begin with the weights of the first one and stay equal to "
-                "it: neither making the encoder again nor reset_parameters() of its layers draws new weights; "
-                f"use layers that draw them, let the heads differ, too, or use one {part}"
+                f"{part} {number} of {method} would begin with the weights of the first one and stay equal to it: "
+                "neither making the encoder again nor reset_parameters() of its layers gives new random weights. Use "
+                f"layers that initialize themselves at random, let the heads differ, too, or use one {part}"
             )
         if encoders and encoders <= equal:
             warnings.warn(
-                f"{part} {number} of {method} begins with the encoder of the first one, and another "
-                "head: neither making the encoder again nor reset_parameters() of its layers draws new weights. "
-                "That is right for pre-trained weights; otherwise use layers that draw them",
+                f"{part} {number} of {method} begins with the encoder of the first one, and a head of its own: right "
+                "for pre-trained weights; otherwise use layers that initialize themselves at random",
                 stacklevel=2,
             )
             return

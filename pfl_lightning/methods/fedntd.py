@@ -59,8 +59,8 @@ class FedNTD(FederatedClient):
         """Refuse two classes, of which nothing can be distilled."""
         if self.num_classes < 3 and self.beta > 0:
             raise ConfigurationError(
-                f"FedNTD distills the classes that a sample does not have; of {self.num_classes} classes this is "
-                "a single one, with probability 1: use FedAvg or FedProx, or beta=0"
+                f"FedNTD needs at least 3 classes, got {self.num_classes}: it distills the classes that a sample does "
+                "not have, and a single one always has probability 1. Use FedAvg or FedProx, or beta=0"
             )
 
     def before_fit(self, context: FitContext) -> None:

@@ -71,9 +71,9 @@ class PrototypeClient(FederatedClient):
         """The model, without prototypes; a warning says so where it predicts by them."""
         if self.prediction == "prototype":
             warnings.warn(
-                f"an exported client of {type(self).__name__} is its encoder and head, but the federation predicts "
-                'by the nearest prototype: its accuracies are not those of the file; prediction="classifier" evaluates '
-                "the head",
+                f"exported models of {type(self).__name__} predict with the head, but the federation by the nearest "
+                "prototype: the reported accuracies are not those of the files. Set prediction='classifier' to "
+                "evaluate the head",
                 stacklevel=3,
             )
         return super().exported_names()

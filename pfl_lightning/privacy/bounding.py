@@ -88,8 +88,8 @@ def layout_of(server: Aggregator, client: FederatedClient) -> Layout:
             raise _refused(
                 server,
                 client,
-                f"{type(server).update_class.__name__}.{name} tells "
-                f"{'nobody knows what' if tells is None else f'the {tells}'} of a client, for which no bound is known",
+                f"its clients send {type(server).update_class.__name__}.{name}, which tells "
+                f"{'something undeclared' if tells is None else f'the {tells}'} and has no known bound",
             )
         held[str(place)] = name
         rows += [name] if tells == "class means" else []

@@ -49,11 +49,11 @@ class PrivacyMechanism:
             raise ConfigurationError("privacy: quantile adapts the bound on weights, and clients send none")
         self.delta = num_clients**-1.1 if options.delta is None else options.delta
         if self.delta >= 1:
-            raise ConfigurationError("privacy: there is only one client, and none to hide it among")
+            raise ConfigurationError("privacy needs at least two clients, got one: leave privacy out")
         if self.delta > 1 / num_clients:
             warnings.warn(
-                f"privacy: delta is {self.delta:g}, more than 1 / {num_clients} clients: publishing all data of a "
-                "client drawn at random would be as private",
+                f"privacy: delta is {self.delta:g}, too large to protect anyone: set it below {1 / num_clients:g}, 1 / "
+                "number of clients",
                 stacklevel=2,
             )
         self.clip_norm, self.rate = options.clip_norm, 1.0
@@ -184,8 +184,8 @@ class PrivacyMechanism:
         fit = rounds_within(self.spent, z, rate, self.delta, most, self.options.accountant)
         said = f"the {planned} rounds planned would spend epsilon {found:.3g}" if rates else "rounds are not limited"
         raise ConfigurationError(
-            f"privacy: {said}, and max_epsilon is {most:g} (delta {self.delta:.2g}): at a noise_multiplier of {z:g} "
-            f"and a sampling rate of {rate:g} {self.rounds + fit} rounds fit. Plan fewer (max_epochs), raise "
+            f"privacy: {said}, and max_epsilon is {most:g} (delta {self.delta:.2g}): with noise_multiplier {z:g} and "
+            f"sampling rate {rate:g}, at most {self.rounds + fit} rounds are possible. Lower max_epochs, raise "
             "noise_multiplier, use smaller cohorts, or let the run end early (stop=True)"
         )
 

@@ -51,8 +51,8 @@ class BestRound(ModelCheckpoint):
         elif self.monitor != USUAL and not trainer.sanity_checking and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"the checkpoint of the best round watches {self.monitor!r}, which is not among the values of an "
-                f"evaluation, so there will be none: {', '.join(sorted(trainer.callback_metrics))}",
+                f"there will be no checkpoint of the best round, since evaluations do not log {self.monitor!r}: set "
+                f"its monitor to one of {', '.join(sorted(trainer.callback_metrics))}",
                 stacklevel=2,
             )
 

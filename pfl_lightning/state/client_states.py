@@ -200,9 +200,9 @@ class ClientStates:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         return FederationError(
             f"the clients' state cannot be stored in {self._folder or 'memory'}: {reason} (it can grow to "
-            f"{self.most_bytes / 1e9:.3g} GB{free}). Give the Federation a spill_dir with more free space, or another "
-            "client_state_memory_gb, the limit of what is kept in memory; a checkpoint of the run can be resumed with "
-            "either"
+            f"{self.most_bytes / 1e9:.3g} GB{free}). Give the Federation a spill_dir with more free space, or a "
+            f"{'higher' if self._folder else 'lower'} client_state_memory_gb, the limit of what is kept in memory, and "
+            "resume from the last checkpoint"
         )
 
     # ------------------------------------------------------------------ checkpoints
@@ -261,8 +261,8 @@ class ClientStates:
         """Refuse rows that do not belong to the clients one by one: what is missing would be uninitialized memory."""
         if len(set(clients)) < len(clients) or not set(clients) <= set(range(self.num_clients)):
             raise CheckpointError(
-                f"the checkpoint is damaged: the clients that have stored states are {clients[:20]}, expected "
-                f"different numbers from 0 to {self.num_clients - 1}"
+                f"the checkpoint is damaged: it has states of the clients {clients[:20]}, expected unique numbers from "
+                f"0 to {self.num_clients - 1}; use another checkpoint"
             )
         for name, own in self.initial.items():
             found, expected = tuple(rows[name].shape) if name in rows else None, (len(clients), *own.shape)

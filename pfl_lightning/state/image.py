@@ -260,14 +260,14 @@ class Snapshot:
         for name, now in zip(tensors, sizes, strict=False):
             before = earlier.get(name, 0.0)
             if not now <= LARGEST and before <= LARGEST:
-                return found._replace(fault=f"{name} holds {now:.3g} after the aggregation")
+                return found._replace(fault=f"{name} is up to {now:.3g} after the aggregation")
             factor = min(now / before, now) if before > 0 and "running_" not in name else 1.0
             if factor > found.factor:
                 found = Growth(None, factor, name)
         changed = [(client, *item) for s, j in self._journals for client in j.rows for item in s.get(client).items()]
         for (client, name, _), now in zip(changed, magnitudes([tensor for *_, tensor in changed]), strict=True):
             if not now <= LARGEST:
-                return found._replace(fault=f"{name} of client {client} holds {now:.3g} after the aggregation")
+                return found._replace(fault=f"{name} of client {client} is up to {now:.3g} after the aggregation")
         return found
 
 

@@ -174,7 +174,7 @@ def _refuse_unknown(command: str, name: str, known: Sequence[str]) -> None:
     near = nearest_flag(name, known).removeprefix("--") or nearest_option(name, [*OF_A_RUN, *elsewhere])
     hint = f"options of the study are in {command} --help, those of its runs in pfl fit --help"
     if name in OF_A_STUDY:
-        hint = "a study has configs in the base of its file, its folder in --output, and its runs resume by themselves"
+        hint = "give configs as base of the study's file, its folder by --output; its runs resume by themselves"
     elif near:
         hint = f"did you mean --{near}?"
     raise UsageError(f"unknown option {name}: {hint}")

@@ -133,8 +133,8 @@ def plan_cells(study: Study, run_options: Sequence[tuple[str, str]] = ()) -> lis
     _check_figures(study, cells)
     for names, methods in dropped.items():
         warnings.warn(
-            f"rows with their methods' defaults, not the base's {names}: {listed_some([*dict.fromkeys(methods)])}, "
-            f"which name another class alone. Give {names} in these rows, or in the base without a class",
+            f"rows with their methods' defaults, not the base's {names}: {listed_some([*dict.fromkeys(methods)])}. "
+            f"They name a class of their own. Repeat {names} in these rows, or set {names} in the base without a class",
             stacklevel=2,
         )
     return cells

@@ -262,7 +262,7 @@ def bound_notes(options: Mapping[str, Any], space: Mapping[str, Dimension]) -> l
         for end, side, is_near in (("lower", "below", at <= low + margin), ("upper", "above", at >= high - margin)):
             if is_near and low < high:
                 where = f"{_text(value)} is at the {end} end of what was tried"
-                notes.append(f"{path}: {where}; values {side} it may be better.")
+                notes.append(f"{path}: {where}; values {side} it may be better: extend its search space.")
     return notes
 
 

@@ -378,7 +378,7 @@ def test_arguments_out_of_bounds(make, message):
 
 
 def test_late_updates_of_a_server_that_averages_no_models():
-    with pytest.raises(ConfigurationError, match="that of FedProto does not average models: use late='drop'"):
+    with pytest.raises(ConfigurationError, match="that of FedProto does not: use late='drop'"):
         run(partial(FedProto, lr=0.1), callbacks=[Stragglers(deadline=5, late="next")])
 
 

@@ -115,8 +115,8 @@ def test_an_option_that_stands_where_the_encoder_belongs(tmp_path, capsys, monke
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     said = said_of(tmp_path, capsys, "model: {method: {class_path: own_first.First, init_args: {scale: 2}}}")
-    assert "First has the option 'scale', which the parser does not find" in said
-    assert "in a client after encoder, num_classes" in said
+    assert "the option 'scale' of First is not in its signature" in said
+    assert "(of a client: after encoder, num_classes, *)" in said
 
 
 def test_no_list_of_methods_for_a_wrong_value_of_one(tmp_path, capsys):

@@ -151,7 +151,7 @@ def test_what_the_engine_does_is_not_advised():
 def test_where_clients_lie_a_robust_rule_is_the_first_to_try():
     attacked = federation()
     attacked.lying = frozenset([1])
-    assert remedies(attacked)[0] == "a robust rule (--model.robust), as clients lie"
+    assert remedies(attacked)[0] == "a robust rule (--model.robust), as some clients send false updates"
     attacked.robust = MultiKrum(byzantine=1)
     assert remedies(attacked) == remedies(federation())
 

@@ -159,7 +159,7 @@ def test_rows_of_other_clients_are_said(exported, tmp_path):
     _, data, models, new = exported
     mixed = new.assign(site=[" Lyon", "Nice", "Paris", None] * 10)
     mixed.to_csv(tmp_path / "mixed.csv", index=False)
-    said = r"by the model of Lyon, too: 20 of 40, in the column 'site' Nice, Paris; keep only"
+    said = r"by the model of Lyon, too: 20 of 40, in the column 'site' Nice, Paris; remove them"
     with pytest.warns(UserWarning, match=said):
         predict_exported(models / "client_0.pt", tmp_path / "mixed.csv")
     with pytest.warns(UserWarning, match=said):

@@ -82,6 +82,6 @@ def test_a_head_that_became_non_finite_is_not_taken_over():
     huge = dataclasses.replace(upload(client, 0), factors=1e30 * upload(client, 0).factors)
     before = server.broadcast(0, ROUND).weights
     server.receive(huge)
-    with pytest.warns(UserWarning, match="round 4: the server's head became non-finite and is not changed"):
+    with pytest.warns(UserWarning, match="round 4: the server's head is kept as it was, since its new values"):
         server.aggregate()
     assert_same(server.broadcast(0, ROUND).weights, before)

@@ -159,7 +159,7 @@ COMMON = {
     "a class twice": (lambda u: {"classes": torch.tensor([1, 1])}, r"classes is \[1, 1\]"),
     "a count of zero": (lambda u: {"counts": torch.tensor([0, 5])}, r"counts is \[0, 5\]"),
     "too few counts": (lambda u: {"counts": u.counts[:1]}, r"counts has shape \(1,\)"),
-    "covariance of one sample": (lambda u: {"counts": torch.tensor([6, 1])}, "zero for less than two samples"),
+    "covariance of one sample": (lambda u: {"counts": torch.tensor([6, 1])}, "zero for fewer than two samples"),
 }
 AS_FACTORS = COMMON | {
     "no factors": (lambda u: {"factors": None}, "factors is missing"),

@@ -234,7 +234,7 @@ def test_local_prototypes_are_stored_and_nothing_travels():
     assert not any(loop.traffic.down.values())
     stored = federation.client_model(3).state_dict()
     assert stored["prototypes.present"].tolist() == [c in Toy().labels[3] for c in range(CLASSES)]
-    with pytest.warns(UserWarning, match="predicts by the nearest prototype"):
+    with pytest.warns(UserWarning, match="but the federation by the nearest"):
         assert not any(name.startswith("prototypes.") for name in federation.client_model(3).exported_names())
 
 

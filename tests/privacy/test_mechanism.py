@@ -142,5 +142,5 @@ def test_no_weights_have_no_adaptive_bound():
 
 
 def test_a_large_delta_is_told():
-    with pytest.warns(UserWarning, match="delta is 0.1, more than 1 / 20 clients"):
+    with pytest.warns(UserWarning, match="delta is 0.1, too large to protect anyone: set it below 0.05"):
         make(delta=0.1)

@@ -138,7 +138,9 @@ def test_a_users_module(form):
 
 def test_rounds_that_exceed_the_budget_are_refused_with_how_many_fit():
     privacy = ClientPrivacy(1.0, max_epsilon=3.0, delta=0.01)
-    with pytest.raises(ConfigurationError, match=r"the 40 rounds planned would spend epsilon .* 12 rounds fit"):
+    with pytest.raises(
+        ConfigurationError, match=r"the 40 rounds planned would spend epsilon .* at most 12 rounds are possible"
+    ):
         private(40, privacy=privacy, cohort=0.2)
     assert epsilon(((1.0, 0.2, 12),), 0.01) <= 3.0 < epsilon(((1.0, 0.2, 13),), 0.01)
 
@@ -166,10 +168,10 @@ def test_a_first_round_beyond_the_budget_is_refused():
 @pytest.mark.parametrize(
     ("method", "field"),
     [
-        (methods.HypCluster, r"HypClusterUpdate.cluster tells the choice"),
-        (methods.FedPAC, r"FedPACUpdate.variance tells the feature variance"),
-        (methods.SCAFFOLD, r"ScaffoldUpdate.control_change tells the weights"),
-        (methods.FD, r"FDUpdate.scores tells the class scores"),
+        (methods.HypCluster, r"HypClusterUpdate.cluster, which tells the choice"),
+        (methods.FedPAC, r"FedPACUpdate.variance, which tells the feature variance"),
+        (methods.SCAFFOLD, r"ScaffoldUpdate.control_change, which tells the weights"),
+        (methods.FD, r"FDUpdate.scores, which tells the class scores"),
         (methods.LocalOnly, r"its clients send nothing"),
         (methods.FedAMP, r"its server does more with updates than average them"),
     ],

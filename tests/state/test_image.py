@@ -175,9 +175,9 @@ def test_growth():
     server.weights.assign({"encoder.weight": torch.full((3,), 500.0)})
     assert snapshot.growth(server)[1:] == (500.0, "weights.encoder/weight")
     server.total[0] = float("nan")
-    assert snapshot.growth(server).fault == "total holds nan after the aggregation"
+    assert snapshot.growth(server).fault == "total is up to nan after the aggregation"
     server.total[0] = 1e30
-    assert snapshot.growth(server).fault == "total holds 1e+30 after the aggregation"
+    assert snapshot.growth(server).fault == "total is up to 1e+30 after the aggregation"
     server.total[0] = 0
     server.states.set(1, {"head": torch.full((2,), float("inf"))})
-    assert snapshot.growth(server).fault == "head of client 1 holds inf after the aggregation"
+    assert snapshot.growth(server).fault == "head of client 1 is up to inf after the aggregation"

@@ -270,7 +270,7 @@ def test_the_report_alone(tmp_path, play, capsys):
         (["tiny.yaml", "--lr=0.1"], "unknown option --lr: did you mean --model.method.lr?"),
         (["tiny.yaml", "--seed", "1"], "unknown option --seed: did you mean --seeds?"),
         (["tiny.yaml", "--bogus", "3"], "in pfl study --help, those of its runs in pfl fit --help"),
-        (["tiny.yaml", "--run_dir", "x"], "its folder in --output, and its runs resume by themselves"),
+        (["tiny.yaml", "--run_dir", "x"], "its folder by --output; its runs resume by themselves"),
         (["tiny.yaml", "--trainer.max_epochs"], "--trainer.max_epochs has no value"),
         (["--processes", "1"], "pfl study needs a study file"),
         (["tiny.yaml", "--scale", "smoke"], "tiny.yaml has no scale 'smoke'"),

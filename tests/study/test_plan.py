@@ -148,7 +148,7 @@ def test_a_row_that_loses_the_arguments_of_the_base_is_named(tmp_path, row, keys
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         plan_cells(read_study(write_study(tmp_path, base=base, methods=methods, **keys)))
-    expected = "rows with their methods' defaults, not the base's epochs, lr: row, which name another class alone."
+    expected = "rows with their methods' defaults, not the base's epochs, lr: row. They name a class of their own."
     assert [str(one.message).startswith(expected) for one in found] == [True] * said
 
 

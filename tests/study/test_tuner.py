@@ -251,4 +251,7 @@ def test_the_file_of_the_trials_says_it(tmp_path, monkeypatch):
         Search(3, {LR: Dimension(choices=(0.1, 1.0))}, prune=False), config_of(tmp_path), tmp_path / "search"
     )
     [note] = json.loads((tmp_path / "search" / "search.json").read_text())["notes"]
-    assert note == f"{LR}: 0.1 is at the lower end of what was tried; values below it may be better."
+    assert (
+        note
+        == f"{LR}: 0.1 is at the lower end of what was tried; values below it may be better: extend its search space."
+    )

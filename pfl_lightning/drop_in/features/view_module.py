@@ -82,9 +82,9 @@ class ViewModule(FeatureModule):
     def _not_logged(self, what: str) -> ConfigurationError:
         module, method = type(self.module).__name__, type(self.client).__name__
         return ConfigurationError(
-            f"{what}, but {module}'s own steps, which log train_loss or val_loss, do not run while {method} "
-            "trains it by its own objective: leave it out, or let a callback of the outer Trainer watch "
-            "train/self_supervised or val_accuracy/mean (mode='max')"
+            f"{what}, but {method} trains {module} by its own objective, so that its steps do not run and log nothing: "
+            "remove what watches their values, or let a callback of the outer Trainer watch train/self_supervised or "
+            "val_accuracy/mean (mode='max')"
         )
 
     def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:

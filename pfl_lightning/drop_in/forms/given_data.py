@@ -178,8 +178,8 @@ def with_loaders(data: Any, loaders: Mapping[str, Any]) -> FromLoaders:
     """
     if not isinstance(data, FromLoaders):
         raise ConfigurationError(
-            f"the Trainer was given {', '.join(loaders)}, but the clients' data are from a {type(data).__name__}: pass "
-            "it to the Trainer as in trainer.fit; its own loaders are used"
+            f"the Trainer was given {', '.join(loaders)}, but the clients' data are from a {type(data).__name__}, "
+            f"which has its own loaders: pass that {type(data).__name__}, as in trainer.fit, and no loaders"
         )
     parts, size = {}, 1
     for name, given in loaders.items():

@@ -74,7 +74,7 @@ class LogsOverClients:
         if not values:
             self._warn_once(
                 f"{self._module} logs nothing in its validation or test step, and its forward does not give class "
-                "scores for batches (inputs, classes): nothing is known about the clients' models"
+                "scores for batches (inputs, classes), so clients have no results: call self.log in these steps"
             )
         return values
 

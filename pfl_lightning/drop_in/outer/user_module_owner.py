@@ -230,10 +230,9 @@ def _set_up_by(module: L.LightningModule, trainer: Any) -> Iterator[None]:
     def train_dataloader() -> Any:
         warnings.warn(
             f"setup or configure_model of {type(module).__name__} asks its Trainer for training batches "
-            "(trainer.datamodule.train_dataloader(), trainer.estimated_stepping_batches): there these are the clients "
-            "of a round, one each, since the module is set up once for all of them. Ask in configure_optimizers, where "
-            "they are the client's own batches, or ask self.trainer.datamodule.datamodule, your data module, for those "
-            "of all clients",
+            "(trainer.datamodule.train_dataloader(), trainer.estimated_stepping_batches), but there each batch stands "
+            "for one client of a round. Ask in configure_optimizers for a client's own batches, or "
+            "self.trainer.datamodule.datamodule, your data module, for those of all clients",
             stacklevel=2,
         )
         return own()
@@ -273,11 +272,10 @@ def _warn_of_pooled_numbers(
     if found:
         sizes, first = "; ".join(f"{number} {what}" for number, what in counts.items()), data.participating[0]
         warnings.warn(
-            f"{'; '.join(dict.fromkeys(found))}: made before there are clients, from the data of all ({sizes}), "
-            f"of which client {first} has {len(data.client_data(first).train)} training items. A "
-            "schedule of that length is too slow. In configure_optimizers and later hooks "
-            "len(self.trainer.train_dataloader), self.trainer.num_training_batches and "
-            "self.trainer.estimated_stepping_batches are the client's own",
+            f"{'; '.join(dict.fromkeys(found))}: computed from the data of all clients ({sizes}), but client {first} "
+            f"has only {len(data.client_data(first).train)} training items: a schedule of that length is too slow. "
+            "Compute it in configure_optimizers or later, where len(self.trainer.train_dataloader), "
+            "self.trainer.num_training_batches and self.trainer.estimated_stepping_batches are the client's own",
             stacklevel=2,
         )
 

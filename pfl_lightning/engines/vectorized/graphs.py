@@ -116,7 +116,7 @@ class GraphedComputation:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            advice = "leave cuda_graphs out, or neither wait for the device nor send it constants in training_step"
+            advice = "leave cuda_graphs out, or use no .item(), .cpu() or torch.tensor(...) in training_step"
             raise ConfigurationError(f"a step could not be captured as a CUDA graph ({reason}): {advice}") from error
 
 
@@ -135,7 +135,7 @@ def make_computation(
     if cuda_graphs and recorder is None:
         log(f"cuda_graphs needs a CUDA device and has no effect on {environment.device.type!r}")
     elif cuda_graphs and uses_batch_index(client):
-        log(f"{type(client).__name__}.training_step uses the number of the batch; its steps are not captured")
+        log(f"{type(client).__name__}.training_step uses batch_idx; its steps are not captured")
     elif cuda_graphs and recorder is not None:
         return GraphedComputation(computation, recorder, log)
     return computation

@@ -231,7 +231,7 @@ def test_classes(dataset, labels, expected):
 
 
 def test_public_samples_are_refused():
-    with pytest.raises(ValueError, match=r"public: the data module's own .*use FromLightning"):
+    with pytest.raises(ValueError, match=r"cannot set public here, where the data module's own .*use FromLightning"):
         FromLoaders(IID(4), datamodule=WithBoth(val=tensors(30, 1), test=tensors(45, 2)), public=5)
 
 
@@ -317,7 +317,7 @@ def test_drop_last_needs_a_batch_for_every_client():
 
 @pytest.mark.parametrize("option", ["augment", "batch_size", "drop_last", "mean"])
 def test_what_the_project_says_itself_is_no_option(option):
-    with pytest.raises(ValueError, match=f"{option}: the data module's own"):
+    with pytest.raises(ValueError, match=f"cannot set {option} here, where the data module's own"):
         FromLoaders(IID(2), datamodule=Project(), **{option: 1})
 
 

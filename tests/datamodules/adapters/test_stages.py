@@ -14,7 +14,7 @@ from pfl_lightning import FederatedLoop, federate
 from pfl_lightning.datamodules.adapters.stages import warn_of_other_items
 from pfl_lightning.methods import FedAvg
 
-SAYS = "has 60 training items now, and had 40 when they were divided"
+SAYS = "has 60 training items now, but clients keep the 40 that were divided"
 
 
 def items(number: int) -> list[Any]:

@@ -139,7 +139,9 @@ def test_row_numbers_that_pandas_has_written_are_no_feature(tmp_path):
 
 def test_numbers_of_rows_are_said_to_be_features(tmp_path):
     table = patients().assign(patient=np.random.default_rng(1).permutation(120), dose=np.arange(120) // 2)
-    with pytest.warns(UserWarning, match=r"another whole number in each row of 'patient', .* list the other columns"):
+    with pytest.warns(
+        UserWarning, match=r"'patient' of .* have a different whole number in every row .* list the other columns"
+    ):
         ready(saved(tmp_path, table))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

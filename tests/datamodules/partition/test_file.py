@@ -98,9 +98,9 @@ def test_without_test_lists_test_splits_are_drawn(tmp_path):
     [
         ({"test": [[1]]}, r"expected index lists named 'train', found \['test'\]"),
         ({"train": [[0], [1]], "test": [[0]]}, "'train' has 2 clients, 'test' has 1"),
-        ({"train": [[0, 1], [2, 2]]}, "'train' of client 1 has no index, an index that no sample has, or one index"),
-        ({"train": [[0], [-4]]}, "client 1 has no index, an index that no sample has"),
-        ({"train": [[0], []]}, "'train' of client 1 has no index"),
+        ({"train": [[0, 1], [2, 2]]}, "the indices 'train' of client 1 must be unique numbers of samples"),
+        ({"train": [[0], [-4]]}, "client 1 must be unique numbers of samples"),
+        ({"train": [[0], []]}, "'train' of client 1 must be unique numbers of samples, and at least one"),
         ({"train": [[0.5]]}, "whole numbers"),
         ({"train": [["a"]]}, "whole numbers"),
         ({"train": 3}, "not a partition"),

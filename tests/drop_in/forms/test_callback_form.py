@@ -222,7 +222,7 @@ def test_method_by_its_name():
         ({"method": "no.such.Method"}, "cannot be found: .*import path"),
         ({"method": "torch.nn.Linear"}, "method must be a class of pfl_lightning.methods"),
         ({"method": {"class_path": "FedPer"}}, "method must be a class of pfl_lightning.methods"),
-        ({"num_clients": 3}, "no option num_clients without a method"),
+        ({"num_clients": 3}, "FederatedLoop got num_clients and no method: add one"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options, message):

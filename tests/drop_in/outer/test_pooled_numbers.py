@@ -78,7 +78,7 @@ def warned(module: Any, clients: int, *data: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         quiet_trainer(EPOCHS, FederatedLoop(method=FedAvg, num_clients=clients, seed=1)).fit(module, *data)
-    return [str(each.message) for each in caught if "before there are clients" in str(each.message)]
+    return [str(each.message) for each in caught if "computed from the data of all clients" in str(each.message)]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def warned(module: Any, clients: int, *data: Any) -> list[str]:
 def test_such_a_number_is_named_once(module, data, found):
     (message,) = warned(module(), 2, *[kind() for kind in data])
     assert found in message
-    assert "(66 training items; 11 training batches), of which client 0 has" in message
+    assert "(66 training items; 11 training batches), but client 0 has only" in message
     assert not any(name in message for name in ("num_classes", "lr ="))
     assert warned(module(), 1, *[kind() for kind in data]) == []  # one client has all of them

@@ -108,7 +108,7 @@ class LooksAtIndex(FedAvg):
     ("method", "encoder", "reason"),
     [
         (FedAvg, dropout_encoder, "training_step draws random numbers (as in dropout); its steps run without"),
-        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step uses the number of the batch; its steps are"),
+        (LooksAtIndex, normed_encoder, "LooksAtIndex.training_step uses batch_idx; its steps are"),
     ],
     ids=["dropout", "index"],
 )
