@@ -281,5 +281,5 @@ def test_a_users_module(form):
 
 
 def test_the_page_has_an_error_for_a_loop_without_a_method():
-    with pytest.raises(ConfigurationError, match="no option robust without a method"):
+    with pytest.raises(ConfigurationError, match="FederatedLoop got robust and no method: add one"):
         FederatedLoop(robust=MultiKrum(1))

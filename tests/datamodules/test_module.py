@@ -193,7 +193,7 @@ def test_the_trainer_sees_a_new_cohort_every_epoch():
         "enable_model_summary": False,
         "reload_dataloaders_every_n_epochs": 1,  # as FederatedLoop sets it
     }
-    with pytest.warns(UserWarning, match=r"has a Record, which is not a federation, .*what federate returns"):
+    with pytest.warns(UserWarning, match=r"Record is not a federation, .*what federate returns"):
         L.Trainer(max_epochs=3, **options).fit(module, data)
     assert module.ids == [(0, 0), (0, 3), (1, 1), (1, 4), (2, 2), (2, 5)]
 
@@ -210,7 +210,7 @@ def test_the_warning_comes_before_the_validation_of_a_module_that_is_no_federati
 
     trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     with (
-        pytest.warns(UserWarning, match="has a Plain, which is not a federation"),
+        pytest.warns(UserWarning, match="Plain is not a federation"),
         pytest.raises(ValueError, match="unpack"),
     ):
         trainer.fit(Plain(), Toy(IID(6)))

@@ -36,7 +36,7 @@ def test_a_run_that_early_stopping_has_ended_stays_as_it_is(tmp_path, caplog, pa
     written, clients = valid(tmp_path / "results.json"), (tmp_path / "clients.csv").read_text()
     assert written["rounds"] == 1 + patience
     again = fit(tmp_path, stopping(), ckpt_path=tmp_path / "last.ckpt")[0]
-    assert f"ended by EarlyStopping after round {1 + patience}" in caplog.text
+    assert f"EarlyStopping ended the checkpoint's run after round {1 + patience}, so no round follows" in caplog.text
     assert_same(whole_state(again), whole_state(first))
     now = valid(tmp_path / "results.json")
     assert (now["rounds"], now["finished"], now["history"]) == (1 + patience, True, written["history"])
@@ -64,7 +64,7 @@ def test_one_that_has_diverged(tmp_path, caplog):
         fit(tmp_path, Diverges(), loop=loop)
     again = fit(tmp_path, ckpt_path=tmp_path / "last.ckpt", loop=FederatedLoop(stop_on_divergence=True))[0]
     assert again.round == 1
-    assert "ended by FederatedLoop(stop_on_divergence=True) after round 2" in caplog.text
+    assert "FederatedLoop(stop_on_divergence=True) ended the checkpoint's run after round 2" in caplog.text
     assert fit(tmp_path, ckpt_path=tmp_path / "last.ckpt", loop=FederatedLoop())[0].round == 3
 
 

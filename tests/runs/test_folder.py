@@ -393,7 +393,7 @@ def test_a_run_that_is_refused_once_its_logger_is_there_leaves_no_folder_either(
 
 
 def test_a_best_round_by_a_value_that_is_not_there_is_told(monkeypatch, tmp_path):
-    with pytest.warns(UserWarning, match=r"watches 'val_accuracy/men', which is not among .*accuracy/mean"):
+    with pytest.warns(UserWarning, match=r"do not log 'val_accuracy/men': set its monitor to one of .*accuracy/mean"):
         fit(monkeypatch, tmp_path, "--checkpoint.monitor=val_accuracy/men")
 
 
