@@ -172,6 +172,10 @@ class Attack(L.Callback):
         if stage == "fit" and self.kind in ("label_flip", "backdoor") and data is not None:
             data.poison(None)
 
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Do the same: Lightning calls no ``teardown`` after an error."""
+        self.teardown(trainer, pl_module, "fit")
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:

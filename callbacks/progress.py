@@ -59,11 +59,11 @@ class RoundProgress(L.Callback):
         parts += [] if loop_of(trainer).clock is None else [f"simulated until {loop_of(trainer).clock:.6g} s"]
         parts += [] if math.isnan(loss) else [f"loss {loss:.4g}"]
         neighbors = bool(summary) and pl_module.clients.models[0].uses_knn_evaluation()
+        whose = " of honest clients" if pl_module.lying else ""
         for part, prefix in (("validation", "val_"), ("test", "test_")):
             accuracy = summary.get(f"{prefix}accuracy/mean", math.nan)
             if not math.isnan(accuracy):
-                parts.append(f"{part} {100 * accuracy:.2f} %{' (nearest neighbors)' if neighbors else ''}")
-        parts[-1] += " of honest clients" if summary and pl_module.lying else ""
+                parts.append(f"{part} {100 * accuracy:.2f} %{' (nearest neighbors)' if neighbors else ''}{whose}")
         first = next(iter((pl_module.validation_scores or pl_module.test_scores).values()), None)
         named = [] if first is None else sorted(first.progress_bar_names)  # the module has logged these for the bar
         parts += [f"{name} {summary[name]:.4g}" for name in named if name in summary]

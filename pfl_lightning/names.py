@@ -190,14 +190,3 @@ def described(one: Any) -> str:
     texts = [f"{name}={value!r}" for name, default, value in own if repr(value) != repr(default)]
     short = (text if len(text) <= LONGEST else f"{text[:LONGEST]}..." for text in texts)
     return f"{type(one).__name__}({', '.join(short)})"
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    Example:
-        >>> from pfl_lightning.names import counted
-        >>> counted(1, "run"), counted(2, "run")
-        ('1 run', '2 runs')
-    """
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -56,6 +56,17 @@ def named_clients(clients: Sequence[int], names: Names = None) -> str:
     return f"client{'s' if len(clients) > 1 else ''} {labels_of(clients, names)}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> from pfl_lightning.notices import counted
+        >>> counted(1, "run"), counted(2, "run")
+        ('1 run', '2 runs')
+    """
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 LIGHTNING = r"(lightning\.(pytorch|fabric)|pytorch_lightning|lightning_fabric)\."
 """Modules of Lightning, under each of its names."""
 

@@ -11,7 +11,7 @@ from pfl_lightning.cli.commands import WordParser
 from pfl_lightning.cli.trainer import TABLES, read_inputs
 from pfl_lightning.federation.exported import description
 from pfl_lightning.federation.predictions import predict_exported
-from pfl_lightning.names import counted
+from pfl_lightning.notices import counted
 
 
 def exported_parser() -> WordParser:

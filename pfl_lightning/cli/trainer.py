@@ -27,8 +27,7 @@ from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.exported import export_clients, exported_clients
 from pfl_lightning.federation.loop import RoundLoop
-from pfl_lightning.names import counted
-from pfl_lightning.notices import named_clients
+from pfl_lightning.notices import counted, named_clients
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, check_rounds_left, listed_some, record_changes
 from pfl_lightning.runs.files import PARTITION, SLURM_JOB, last_checkpoint, newest_config, read_config
@@ -138,8 +137,8 @@ class FederatedTrainer(L.Trainer):
         """
         assert output is not None
         with self._own_models(model, datamodule, ckpt_path, weights_only) as how:
-            number = None if client is None else client_number(model.data, client)
-            asked = asked_inputs(datamodule, number, None if inputs is None else Path(inputs))
+            chosen = None if client is None else client_number(model.data, client)
+            asked = asked_inputs(datamodule, chosen, None if inputs is None else Path(inputs))
             for number, name in exported_clients(model, asked):
                 who = named_clients([number], names_of(model.data))
                 if number in model.never_trained:

@@ -84,8 +84,8 @@ def _differences(federation: Federation, state: dict[str, Any]) -> Iterator[str]
             )
     if federation.clients.resume_states is not None and "carried" not in state:
         yield (
-            "the checkpoint has no states of optimizers and schedules, so those of all clients start anew, once; to "
-            "start them anew in every local fit, set schedule='restart' (and optimizer_state='reset' of federate)"
+            "the checkpoint has no states of optimizers and schedules, so those of all clients start again, once; "
+            "to start them again in every local fit, set schedule='restart' (and optimizer_state='reset' of federate)"
         )
 
 

@@ -169,8 +169,8 @@ def check_rounds_left(run: Path, before: Mapping[str, Any], now: Mapping[str, An
     if found := [change for change in changes if change.makes_another_result]:
         raise ConfigurationError(
             f"the run {run} has no round left after its {rounds} rounds, and would be resumed with other settings: "
-            f"{listed_some(found)}. Pass --trainer.max_epochs above {rounds} to train with them from here on, or start "
-            "a new run (without --ckpt_path)"
+            f"{listed_some(found)}. To train with them from here on, pass --trainer.max_epochs above {rounds} (and "
+            "leave out what ended it early, if anything did), or start a new run (without --ckpt_path)"
         )
 
 

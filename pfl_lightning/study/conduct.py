@@ -19,7 +19,8 @@ from pfl_lightning.errors import ConfigurationError, UsageError
 from pfl_lightning.jobs.processes import cores
 from pfl_lightning.jobs.supervision import Starter, StoppedError, handled_signals
 from pfl_lightning.jobs.warm import local_starter
-from pfl_lightning.names import counted, did_you_mean
+from pfl_lightning.names import did_you_mean
+from pfl_lightning.notices import counted
 from pfl_lightning.runs.config import option_of
 from pfl_lightning.runs.folder import RunFolder
 from pfl_lightning.study.display import Display, by_options, print_tables

@@ -9,10 +9,10 @@ import lightning as L
 import pytest
 import torch
 from _helpers.resume import play
-from _helpers.toy import CLASSES, CLIENTS, Toy, assert_same, for_toy, run, whole_state
+from _helpers.toy import CLASSES, CLIENTS, Toy, assert_same, for_toy, quiet_trainer, run, tiny_encoder, whole_state
 
-from pfl_lightning import ProcessEngine, VectorizedEngine
-from pfl_lightning.callbacks import Attack, RoundProgress
+from pfl_lightning import Federation, ProcessEngine, VectorizedEngine
+from pfl_lightning.callbacks import Attack, FederatedLoop, RoundProgress
 from pfl_lightning.callbacks.attacks import ATTACKS, triggered
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.methods import DCPFL, FedAvg, FedPAC, FedProto
@@ -196,3 +196,21 @@ def test_all_figures_are_of_honest_clients_and_the_liars_are_apart(tmp_path, cap
 
 def test_without_a_liar_nothing_changes():
     assert_same(whole_state(run(METHOD, 2, callbacks=[Attack(liars=0)])), whole_state(run(METHOD, 2)))
+
+
+def test_after_an_error_nobody_lies_any_more():
+    """Lightning calls no teardown then: another fit would train on poisoned data, and leave the liars out."""
+
+    class Breaks(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                raise RuntimeError("broken")
+
+    data, federation, clean = Toy(), Federation(METHOD, tiny_encoder, seed=1), Toy()
+    clean.setup()
+    with pytest.raises(RuntimeError, match="broken"):
+        quiet_trainer(1, FederatedLoop(), Attack("label_flip", [1, 3]), Breaks()).fit(federation, datamodule=data)
+    assert federation.lying == frozenset()
+    for client in range(CLIENTS):
+        found, expected = (each.client_data(client).train.targets for each in (data, clean))
+        assert torch.equal(found, expected)
