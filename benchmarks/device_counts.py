@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from _helpers import other_device
 from _helpers.device_counts import ENGINES, KINDS, Case, count
 
-EQUAL, UNEQUAL = (16, 16, 16, 16), (28, 16, 6, 14)
+EQUAL, UNEQUAL = (16,) * 8, (28, 16, 6, 14) * 2
 
 
 def shown(numbers: Mapping[str, float]) -> str:

@@ -24,17 +24,13 @@ from pfl_lightning.metrics import over_clients, reduction_of
 from pfl_lightning.notices import named_clients, shown_before
 from pfl_lightning.privacy.mechanism import PrivacyMechanism
 from pfl_lightning.robust.rules import Entry, Robust
-from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, AveragingAggregator, no_broadcast
+from pfl_lightning.server import CHECKED_ROUNDS, Aggregator, no_broadcast
 from pfl_lightning.simulation import Simulation, StragglerError
 from pfl_lightning.state.clients import Clients
 from pfl_lightning.state.image import Growth, Snapshot
 from pfl_lightning.state.update_norms import Norms, UpdateGuard
 
 _log = logging.getLogger(__name__)
-
-ATOMIC_RECEIVERS = (AveragingAggregator.receive,)
-"""What receives an update as a whole or not at all, so that nothing need be restored when it fails."""
-
 
 Forge = Callable[[list[FitResult], Mapping[int, Broadcast]], Iterable[FitResult]]
 """Gives the results that the server is to see, in the order of the engine's, from these and what clients were sent."""
@@ -247,7 +243,7 @@ class Round:
                     if self.mechanism is not None:
                         self.mechanism.add(result.update, one.sent)
                     else:
-                        if type(self.server).receive not in ATOMIC_RECEIVERS:
+                        if not hasattr(type(self.server).receive, "whole_or_not"):
                             before = self._last = Snapshot(self.server)  # shares what has not changed since
                         self.server.receive(result.update)
             except Exception as refused:

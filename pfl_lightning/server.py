@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pfl_lightning.client import FederatedClient
 
 __all__ = ["AggregationWeights", "Aggregator", "AveragingAggregator"]
+
+Receive = TypeVar("Receive", bound=Callable[..., None])
 
 CHECKED_ROUNDS = 2
 """Rounds after which the server's unsaved state is looked at: what a method forgets shows after its first rounds."""
@@ -49,6 +51,12 @@ class AggregationWeights:
 
 FORMER_NAMES = {"unsaved": "not_checkpointed", "undoes_clients": "rolls_back_client_states"}
 """Attributes of servers up to 0.3.0, which nothing reads any more, and their names now."""
+
+
+def whole_or_not(receive: Receive) -> Receive:
+    """Mark a ``receive`` that takes an update as a whole or not at all: nothing need be restored when it fails."""
+    receive.__dict__["whole_or_not"] = True
+    return receive
 
 
 class Aggregator(nn.Module):
@@ -337,6 +345,7 @@ class AveragingAggregator(Aggregator):
         """The global state, the same for every client."""
         return Broadcast(client=client, round=round, weights=self.weights.as_state())
 
+    @whole_or_not
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's state to the running average."""
         if update.weights:

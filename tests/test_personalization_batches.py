@@ -191,9 +191,9 @@ def test_clients_are_personalized_together_by_the_vectorized_engine():
     together = []
 
     class Watched(VectorizedEngine):
-        def train_stack(self, client, members, *args):
-            together.append(len(members))
-            super().train_stack(client, members, *args)
+        def train_stack(self, client, stack, *args):
+            together.append(len(stack.members))
+            super().train_stack(client, stack, *args)
 
     federation = run(FIT, 1)
     personalize(federation, Personalization(epochs=2, batch_size=6), Toy(), Watched(forward="vmap"))

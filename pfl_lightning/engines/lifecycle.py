@@ -30,6 +30,9 @@ from pfl_lightning.state.tensors import load_state
 SplitMetrics = tuple[EvalMetrics | None, EvalMetrics | None]
 """Metrics of the validation and the test part; ``None`` where there is none."""
 
+Buffers = list[tuple[nn.Module, dict[str, Tensor | None]]]
+"""Non-persistent buffers of modules."""
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -288,7 +291,7 @@ def load_own_state(client: FederatedClient, task: EvaluationTask, environment: F
     prepares = type(client).before_evaluation is not FederatedClient.before_evaluation
     if prepares:  # nothing of a broadcast, such as a bank of models, is to outlast the evaluation
         forget_preparation(client)  # of the client before
-        IsolationCheck.of(client).buffers = _buffers(client)
+        IsolationCheck.of(client).buffers = temporary_buffers(client)
     if client.buffers_change:
         client.restore_buffers()
     stored, broadcast = task.stored, task.broadcast
@@ -314,8 +317,8 @@ def _prepare(client: FederatedClient, context: FitContext, environment: FitEnvir
     Raises:
         ConfigurationError: It wrote into a non-persistent buffer, which may be a broadcast's tensor.
     """
-    held = [(name, tensor) for _, own in _buffers(client) for name, tensor in own.items() if tensor is not None]
-    versions = [(name, tensor, tensor._version) for name, tensor in held]
+    held = [item for _, own in temporary_buffers(client) for item in own.items()]
+    versions = [(name, tensor, tensor._version) for name, tensor in held if tensor is not None]
     client.eval()
     seed = derive_seed(environment.seed, Purpose.EVALUATION_MODEL, context.round, context.client)
     try:
@@ -339,14 +342,19 @@ def forget_preparation(client: FederatedClient) -> None:
         client.restore_buffers()
     isolation = IsolationCheck.of(client)
     before, isolation.buffers = isolation.buffers, []
-    for module, own in before:
+    give_back(before)
+
+
+def give_back(buffers: Buffers) -> None:
+    """Give modules back the non-persistent buffers that they had."""
+    for module, own in buffers:
         for key in list(module._non_persistent_buffers_set):
             delattr(module, key)
         for key, tensor in own.items():
             module.register_buffer(key, tensor, persistent=False)
 
 
-def _buffers(client: FederatedClient) -> list[tuple[nn.Module, dict[str, Tensor | None]]]:
+def temporary_buffers(client: FederatedClient) -> Buffers:
     """The non-persistent buffers of each module."""
     return [
         (module, {key: tensor for key, tensor in module._buffers.items() if key in module._non_persistent_buffers_set})

@@ -165,11 +165,11 @@ def magnitudes(tensors: Sequence[Tensor]) -> list[float]:
                 found[place] = float(max(largest, -smallest))
             else:
                 waiting.setdefault(real.dtype, []).append((place, real))
-    for dtype, group in waiting.items():
-        if not dtype.is_floating_point:  # torch has no such norm of integers
-            whole = torch.cat([flat(real) for _, real in group]).double()
-            parts = whole.split([real.numel() for _, real in group])
-            group[:] = [(place, part) for (place, _), part in zip(group, parts, strict=True)]
+    whole = [waiting.pop(dtype) for dtype in list(waiting) if not dtype.is_floating_point]
+    if whole:  # torch has no such norm of integers
+        numbers, values = zip(*(one for group in whole for one in group), strict=True)
+        parts = torch.cat([flat(value) for value in values]).float().split([value.numel() for value in values])
+        waiting.setdefault(torch.float32, []).extend(zip(numbers, parts, strict=True))
     norms = [norm for group in waiting.values() for norm in torch._foreach_norm([real for _, real in group], math.inf)]
     places = [place for group in waiting.values() for place, _ in group]
     for place, size in zip(places, torch.stack(norms).tolist() if norms else (), strict=True):

@@ -17,7 +17,7 @@ from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.learner import all_finite, warn_of_taken_back
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.server import Aggregator
-from pfl_lightning.state.tensors import select_state
+from pfl_lightning.state.tensors import TensorDict, select_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ClassMeansUpdate(ClientUpdate):
     )
 
 
-class ReceivedMeans(nn.Module):
+class ReceivedMeans(TensorDict):
     """Global class means that a client has received, for its loss; they are neither stored nor shared.
 
     Args:
@@ -69,14 +69,14 @@ class ReceivedMeans(nn.Module):
     present: Tensor
 
     def __init__(self, num_classes: int, width: int, persistent: bool = False) -> None:
-        super().__init__()
-        self.register_buffer("means", torch.zeros(num_classes, width), persistent=persistent)
-        self.register_buffer("present", torch.zeros(num_classes, dtype=torch.bool), persistent=persistent)
+        state = {"means": torch.zeros(num_classes, width), "present": torch.zeros(num_classes, dtype=torch.bool)}
+        super().__init__(state, persistent=persistent)
 
-    def assign(self, means: Tensor, classes: Tensor) -> None:
+    def take(self, means: Tensor, classes: Tensor) -> None:
         """Replace the content by the means (K, d) of some classes (K,)."""
-        self.means.copy_(spread(means, classes, len(self.means)))
-        self.present.fill_(False)[classes] = True
+        present = torch.zeros_like(self.present)
+        present[classes] = True
+        self.assign({"means": spread(means.to(self.means), classes, len(self.means)), "present": present})
 
 
 def finite_features(client: FederatedClient, context: FitContext) -> tuple[Tensor, Tensor]:

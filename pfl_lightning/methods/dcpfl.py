@@ -119,7 +119,7 @@ class DCPFL(FederatedClient):
         """Replace the head by the global one; take over the global class means."""
         super().receive(broadcast)
         assert isinstance(broadcast, ClassMeansBroadcast)
-        self.received.assign(broadcast.means, broadcast.classes)
+        self.received.take(broadcast.means, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy and lambda ||f(x) - mu_y||_2, mean over the batch (3, 4)."""

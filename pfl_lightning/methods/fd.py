@@ -103,7 +103,7 @@ class FD(FederatedClient):
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the others' mean scores."""
         assert isinstance(broadcast, FDBroadcast)
-        self.others.assign(broadcast.scores, broadcast.classes)
+        self.others.take(broadcast.scores, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """CE(F(x), y) + gamma CE(F(x), softmax(F_y)), a mean over all samples, also those of classes without F_y."""

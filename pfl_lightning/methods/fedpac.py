@@ -23,7 +23,7 @@ from pfl_lightning.functional.tensor_lists import HOST, moved
 from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
 from pfl_lightning.methods._class_means import ReceivedMeans, class_statistics
 from pfl_lightning.options import ClientOptions, Unpack
-from pfl_lightning.server import AggregationWeights, Aggregator
+from pfl_lightning.server import AggregationWeights, Aggregator, whole_or_not
 from pfl_lightning.state.client_states import ClientStates
 from pfl_lightning.state.tensors import TensorDict, select_state
 
@@ -122,8 +122,7 @@ class FedPAC(FederatedClient):
         super().receive(broadcast)
         assert isinstance(broadcast, FedPACBroadcast)
         if broadcast.centroids is not None and broadcast.present is not None:
-            self.centroids.means.copy_(broadcast.centroids)
-            self.centroids.present.copy_(broadcast.present)
+            self.centroids.assign({"means": broadcast.centroids, "present": broadcast.present})
 
     def phases(self) -> tuple[Phase, ...]:
         """The head on the received encoder (15), then the encoder under the new head (16)."""
@@ -139,9 +138,8 @@ class FedPAC(FederatedClient):
             # Before the first aggregation there are no centroids at all, and no alignment.
             means, present = self.centroids.means, self.centroids.present
             held, own = moved([received.counts > 0, received.means.to(means.dtype)], means.device)
-            missing = held & (present < present.any())
-            means.copy_(torch.where(missing[:, None], own, means))
-            present.logical_or_(missing)
+            filled, known = torch.where(present[:, None], means, own), present | held & present.any()
+            self.centroids.assign({"means": filled, "present": known})
         return received
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -213,17 +211,21 @@ class FedPACAggregator(Aggregator, of=FedPAC):
         """Return whether one update may stand for the mean of a cohort: without combined heads."""
         return not self.combination
 
+    @whole_or_not
     def receive(self, update: ClientUpdate) -> None:
         """Add one client's encoder and centroids to the sums and keep its head."""
         assert isinstance(update, FedPACUpdate)
         encoder = {name: update.weights[name] for name in self.encoder.as_state()}
-        self.running_average.update(encoder, update.num_samples)
+        head = {name: update.weights[name] for name in self.heads.initial}
+        counts = sums = None
         if update.centroids is not None and update.counts is not None:
             counts = update.counts.to("cpu", torch.float64)
-            self._centroid_sum += counts[:, None] * update.centroids.to("cpu", torch.float64)
+            sums = counts[:, None] * update.centroids.to("cpu", torch.float64)
+        self.running_average.update(encoder, update.num_samples)  # after all that may fail
+        if sums is not None and counts is not None:
+            self._centroid_sum += sums
             self._counts += counts
         if self.combination:
-            head = {name: update.weights[name] for name in self.heads.initial}
             self._cohort.append(replace(update, weights=head, centroids=None, counts=None))
 
     def aggregate(self) -> None:

@@ -81,7 +81,7 @@ class PrototypeClient(FederatedClient):
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the global prototypes."""
         assert isinstance(broadcast, ClassMeansBroadcast)
-        self.prototypes.assign(broadcast.means, broadcast.classes)
+        self.prototypes.take(broadcast.means, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy and lambda times the squared distance to the prototype of the class (7), mean over d."""
@@ -171,7 +171,7 @@ class FedProto(PrototypeClient):
         update = class_means_update(self, context)
         if not self.local_prototypes:
             return update
-        self.prototypes.assign(update.means, update.classes)
+        self.prototypes.take(update.means, update.classes)
         return FederatedClient.make_update(self, context, before)
 
 

@@ -253,7 +253,7 @@ def test_a_prediction_does_not_depend_on_the_batch(offset):
     encoder, generator = torch.nn.Identity(), torch.Generator().manual_seed(0)
     encoder.out_features = 128
     client, prototypes = FedProto(encoder, 10).eval(), offset + 0.3 * torch.randn(9, 128, generator=generator)
-    client.prototypes.assign(prototypes, torch.arange(9))
+    client.prototypes.take(prototypes, torch.arange(9))
     inputs = prototypes.repeat(20, 1) + 0.2 * torch.randn(180, 128, generator=generator)
     exact = (inputs.double()[:, None] - prototypes.double()).square().sum(2).argmin(1)
     assert torch.equal(client(inputs).argmax(1), exact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -35,7 +36,15 @@ from pfl_lightning.engines.vectorized.limits import (
     refuse_unusual,
 )
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
-from pfl_lightning.engines.vectorized.stack import Member, Stack, by_kind, prepare, prepare_evaluation, put_state
+from pfl_lightning.engines.vectorized.stack import (
+    Member,
+    Stack,
+    full_state,
+    in_state,
+    prepare,
+    prepare_evaluation,
+    renew_buffers,
+)
 from pfl_lightning.engines.vectorized.step import Computation, Measure, StepInputs
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.tasks import (
@@ -207,10 +216,9 @@ class VectorizedEngine(Engine):
         results = list[EvaluationResult]()
         for member in members:
             task = cast(EvaluationTask, member.task)
-            with naming_clients(member.context):
-                if member.error is None:
-                    put_state(client, member.state)
-                else:
+            failed = member.error is not None
+            with naming_clients(member.context), nullcontext() if failed else in_state(client, member.state):
+                if failed:
                     load_own_state(client, task, environment)
                 client.eval()
                 scores = self.score(client, task, environment)
@@ -229,32 +237,38 @@ class VectorizedEngine(Engine):
     ) -> list[Member]:
         """Train a group through all phases, seeded for a purpose; the members hold their trained states."""
         refuse_unusual(client)
-        members = list[Member]()
+        members, stacks = list[Member](), dict[object, Stack]()
         named = naming_clients(*(task.context for task in group))
         with named, guarded_attributes(client) as refuse_changes:
-            for task in group:
-                members.append(begin(client, task, environment, self.cache_features))
+            for number, task in enumerate(group):
+                members.append(member := begin(client, task, environment, self.cache_features))
                 refuse_changes(where)
-            for alike in by_kind(member for member in members if member.error is None and member.phases):
-                with torch.enable_grad():
-                    self.train_stack(client, alike, environment, refuse_changes, purpose)
+                if member.error is None:
+                    state = full_state(client)
+                    if (kind := member.kind(state)) not in stacks:
+                        stacks[kind] = Stack(len(group) - number, state)
+                    stacks[kind].add(member, state)
+                    renew_buffers(client)
+            for stack in stacks.values():
+                if stack.members[0].phases:
+                    with torch.enable_grad():
+                        self.train_stack(client, stack, environment, refuse_changes, purpose)
         return members
 
     def train_stack(
         self,
         client: FederatedClient,
-        members: list[Member],
+        stack: Stack,
         environment: FitEnvironment,
         refuse_changes: Callable[[str], None],
         purpose: str,
     ) -> None:
-        """Train members of one kind through their phases."""
-        put_state(client, members[0].state)
-        stack = Stack(members)
-        numbers = [member.context.client for member in members]
-        seed = derive_seed(environment.seed, f"{purpose}/stack", members[0].context.round, *numbers)
-        with without_autocast(environment), torch_seed(seed, python=True):
-            for index, phase in enumerate(members[0].phases):
+        """Train clients of one kind through their phases."""
+        first = stack.members[0]
+        numbers = [member.context.client for member in stack.members]
+        seed = derive_seed(environment.seed, f"{purpose}/stack", first.context.round, *numbers)
+        with in_state(client, first.state), without_autocast(environment), torch_seed(seed, python=True):
+            for index, phase in enumerate(first.phases):
                 if index > 0:
                     self._find_features(client, phase, stack)
                 enter_phase(client, phase)
@@ -280,8 +294,8 @@ class VectorizedEngine(Engine):
             return
         found = []
         for member in stack.members:
-            put_state(client, stack.row(member))
-            found.append(frozen_features(client, member.context))
+            with in_state(client, stack.row(member)):
+                found.append(frozen_features(client, member.context))
             if found[-1] is None:
                 return
         for member, features in zip(stack.members, found, strict=True):
@@ -294,10 +308,9 @@ class VectorizedEngine(Engine):
         context, start = member.context, time.perf_counter() - seconds
         if member.error is not None:
             return FitResult.failed(context, seconds, member.error)
-        with naming_clients(context):
+        with naming_clients(context), in_state(client, member.state):
             try:
                 assert member.random_state is not None
-                put_state(client, member.state)
                 if member.phases:  # again for each, as make_update may change modes and leave gradients
                     enter_phase(client, member.phases[-1])
                 else:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.engines.vectorized.limits import CannotVectorizeError, is_elementwise
-from pfl_lightning.engines.vectorized.stack import Stack, put_state
+from pfl_lightning.engines.vectorized.stack import Stack, in_state
 
 Tensors = Mapping[str, Tensor]
 
@@ -92,8 +92,8 @@ class StackedOptimizer:
         if asked or apart:
             self._optimizers.clear()
             for member in stack.members:
-                put_state(client, stack.row(member))  # which it may read
-                self._optimizers.append(_Configured.of(client))
+                with in_state(client, stack.row(member)):  # which it may read
+                    self._optimizers.append(_Configured.of(client))
         first = self._optimizers[0]
         if not apart and all(own.settings == first.settings for own in self._optimizers):
             self._optimizers = [first]

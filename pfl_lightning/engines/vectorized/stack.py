@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from pfl_lightning.client import FederatedClient, FitContext, Phase
-from pfl_lightning.engines.lifecycle import begin, enter_phase, failure, load_own_state, without_autocast
+from pfl_lightning.engines.lifecycle import (
+    begin,
+    enter_phase,
+    failure,
+    give_back,
+    load_own_state,
+    temporary_buffers,
+    without_autocast,
+)
 from pfl_lightning.engines.sequential import frozen_features
 from pfl_lightning.errors import ClientError
 from pfl_lightning.fit.tasks import EvaluationTask, FitEnvironment, FitTask
-from pfl_lightning.functional.tensor_lists import copied, write
+from pfl_lightning.functional.tensor_lists import write
 from pfl_lightning.messages import State
 from pfl_lightning.seeding import GeneratorStates, Purpose, derive_seed, torch_seed
-from pfl_lightning.state.tensors import TensorDict, load_state
+from pfl_lightning.state.tensors import TensorDict
 
 
 @dataclass(eq=False)
@@ -29,8 +39,7 @@ class Member:
         context: Context of the fit: client, round and data.
         phases: The client's phases, of the fit or of the fine-tuning.
         before: Return value of ``before_fit``.
-        state: All parameters and buffers: at the start until they are stacked, and again after the training, then as
-            views of the stack.
+        state: All parameters and buffers, as views of the stack.
         random_state: States of the generators after ``before_fit``, with which ``make_update`` continues.
         features: Features of all samples at the received encoder, if the first phase may run on them.
         losses: Means of the loss terms, one for each phase that had the term.
@@ -51,22 +60,13 @@ class Member:
     is_cut: bool = False
     error: ClientError | None = None
 
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """Key of the members that can be stacked together."""
-        shapes = tuple((name, value.shape, value.dtype) for name, value in self.state.items())
+    def kind(self, state: State) -> tuple[Any, ...]:
+        """Key of the members that can be stacked together, with the state at their start."""
+        shapes = tuple((name, value.shape, value.dtype) for name, value in state.items())
         values = self.context.data.values
         public = None if self.context.public is None else self.context.public.of_round(self.context.round).values
         attached = tuple(None if found is None else found.shape[1:] for found in (values, public))
         return (self.phases, shapes, self.features is not None, attached)
-
-
-def by_kind(members: Iterable[Member]) -> list[list[Member]]:
-    """Members in groups that can be stacked together."""
-    kinds: dict[tuple[Any, ...], list[Member]] = {}
-    for member in members:
-        kinds.setdefault(member.kind, []).append(member)
-    return list(kinds.values())
 
 
 def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment, cache_features: bool) -> Member:
@@ -82,8 +82,6 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
             if cache_features and member.phases:
                 enter_phase(client, member.phases[0])
                 member.features = frozen_features(client, context)
-        member.state = full_state(client)
-        _renew_buffers(client)
     except Exception as error:
         member.error = failure(error, client, context, environment).with_traceback(None)  # its frames hold the member
     return member
@@ -99,14 +97,12 @@ def prepare_evaluation(
         enter_phase(client, member.phases[0])
         with without_autocast(environment):
             member.features = frozen_features(client, task.context)
-    member.state = full_state(client)
     return member
 
 
 def full_state(client: FederatedClient) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, the non-persistent ones included."""
-    tensors = {**dict(client.named_parameters()), **dict(client.named_buffers())}
-    return dict(zip(tensors, copied(list(tensors.values())), strict=True))
+    """All parameters and buffers, the non-persistent ones included; not copied."""
+    return {name: tensor.detach() for name, tensor in (*client.named_parameters(), *client.named_buffers())}
 
 
 def places_of(client: FederatedClient) -> dict[str, str]:
@@ -124,7 +120,7 @@ def places_of(client: FederatedClient) -> dict[str, str]:
     return places
 
 
-def _renew_buffers(client: FederatedClient) -> None:
+def renew_buffers(client: FederatedClient) -> None:
     """Give the module copies of its non-persistent buffers: ``before_fit`` may have returned the tensors themselves.
 
     The next client would overwrite them. Parameters and persistent buffers get the client's values back for
@@ -140,13 +136,32 @@ def _renew_buffers(client: FederatedClient) -> None:
                 module._buffers[key] = copies[id(buffer)]
 
 
-@torch.no_grad()
-def put_state(client: FederatedClient, state: State) -> None:
-    """Load a state that :func:`full_state` returned.
+@contextmanager
+def in_state(client: FederatedClient, state: State) -> Iterator[None]:
+    """Let the module have a client's state, which :func:`full_state` returned, and afterwards its own tensors again.
 
-    Parameters and persistent buffers are the module's own and are written into. Non-persistent buffers are replaced:
-    they may be a broadcast's tensors (:class:`~pfl_lightning.state.tensors.TensorDict` does not copy).
+    The module's tensors share the state's memory, into which changes go: nothing is copied.
     """
+    tensors = {name: own for name, own in client.state_dict(keep_vars=True).items() if name in state}
+    before, buffers = [own.data for own in tensors.values()], temporary_buffers(client)
+    try:
+        _share(tensors.values(), [state[name] for name in tensors])
+        _put_buffers(client, state)
+        yield
+    finally:
+        _share(tensors.values(), before)
+        give_back(buffers)
+
+
+def _share(tensors: Collection[Tensor], memory: Sequence[Tensor]) -> None:
+    """Let tensors have this memory; whoever kept their versions is told that they have changed."""
+    for tensor, other in zip(tensors, memory, strict=True):
+        tensor.data = other
+    increment_version(tensors)
+
+
+def _put_buffers(client: FederatedClient, state: State) -> None:
+    """Replace the non-persistent buffers, whose tensors may be a broadcast's (TensorDict does not copy)."""
     own, places = client.state_dict(), places_of(client)
     for prefix, module in client.named_modules():
         for key in list(module._buffers):
@@ -157,29 +172,29 @@ def put_state(client: FederatedClient, state: State) -> None:
                 delattr(module, key)
             else:
                 module._buffers[key] = None
-    load_state(client, {name: value for name, value in state.items() if name in own})
-    others = [name for name in state if name not in own]
-    for name, fresh in zip(others, copied([state[name] for name in others]), strict=True):
+    for name in state.keys() - own.keys():
         for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
             prefix, _, key = place.rpartition(".")
-            client.get_submodule(prefix).register_buffer(key, fresh, persistent=False)
+            client.get_submodule(prefix).register_buffer(key, state[name], persistent=False)
 
 
 class Stack:
-    """States of several clients along a leading axis.
+    """States of several clients of one kind along a leading axis.
 
     Args:
-        members: Clients of one kind; their states move into the stack.
+        most: Number of clients for which there is room.
+        state: The state of one, whose shapes and types all have.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = list(members)
-        self.tensors: dict[str, Tensor] = {}
-        for row, member in enumerate(members):
-            state, member.state = member.state, {}  # free again as soon as it is written
-            if row == 0:
-                self.tensors = {name: own.new_empty((len(members), *own.shape)) for name, own in state.items()}
-            write([tensor[row] for tensor in self.tensors.values()], list(state.values()))
+    def __init__(self, most: int, state: State) -> None:
+        self.members: list[Member] = []
+        self.tensors = {name: own.new_empty((most, *own.shape)) for name, own in state.items()}
+
+    def add(self, member: Member, state: State) -> None:
+        """Copy a client's state into the next row."""
+        write([tensor[len(self.members)] for tensor in self.tensors.values()], list(state.values()))
+        self.members.append(member)
+        member.state = self.row(member)
 
     def row(self, member: Member) -> dict[str, Tensor]:
         """State of one client; views, not copies."""
@@ -189,6 +204,7 @@ class Stack:
     def keep(self, members: Sequence[Member]) -> None:
         """Keep these members, in this order."""
         if list(members) == self.members:
+            self.tensors = {name: tensor[: len(members)] for name, tensor in self.tensors.items()}
             return
         rows = [self.members.index(member) for member in members]
         for name, tensor in self.tensors.items():

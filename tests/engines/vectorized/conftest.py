@@ -20,7 +20,7 @@ def tuned(monkeypatch):
     sizes = []
 
     def counted(self, *args, start=VectorizedEngine.train_stack):
-        sizes.append(len(args[1]))
+        sizes.append(len(args[1].members))
         return start(self, *args)
 
     monkeypatch.setattr(VectorizedEngine, "train_stack", counted)
