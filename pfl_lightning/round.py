@@ -120,7 +120,7 @@ class Round:
             broadcast = self.server.broadcast(client, self.number)
             if not isinstance(broadcast, Broadcast):
                 raise no_broadcast(self.server, broadcast)
-            if not self._sent:
+            if not (self._sent or self.results):  # the first of the round
                 broadcast.check_content(self.server.sizes, lambda name: bool(getattr(self.server, name)))
             self.traffic.down.update(broadcast.bytes_by_kind())
             self._sent[client] = broadcast

@@ -8,10 +8,10 @@ import torch
 from _helpers.toy import for_toy, run, tiny_encoder
 from torch import Tensor
 
-from pfl_lightning import Aggregator, Broadcast, ClientUpdate, messages
+from pfl_lightning import Aggregator, Broadcast, ClientUpdate, SequentialEngine, VectorizedEngine, messages
 from pfl_lightning.errors import InvalidMessageError
 from pfl_lightning.messages import statistics_field, weight_field
-from pfl_lightning.methods import METHODS, FedAvg
+from pfl_lightning.methods import METHODS, FedAvg, FedPAC
 
 STATE = {"encoder.weight": torch.zeros(3, 2), "encoder.steps": torch.tensor(5), "head.bias": torch.zeros(4).half()}
 
@@ -318,3 +318,17 @@ def test_broadcasts_of_every_method_are_as_declared(method):
     assert sizes.items() >= {"C": 5, "d": 4, "m": 5}.items()
     broadcast.check_content(server.sizes, lambda condition: bool(getattr(model, condition)))
     assert server.sizes == sizes
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine(), VectorizedEngine(forward="vmap")], ids=["sequential", "stack"])
+def test_the_first_broadcast_of_a_round_is_checked_for_all(engine, monkeypatch):
+    checked = []
+
+    def watched(self, *args, check=messages.Message.check_content):
+        if isinstance(self, Broadcast):
+            checked.append((self.round, self.client))
+        return check(self, *args)
+
+    monkeypatch.setattr(messages.Message, "check_content", watched)
+    run(FedPAC, 2, engine=engine, cohorts=[[1, 3, 4], [2, 0]])
+    assert checked == [(0, 1), (1, 2)]
