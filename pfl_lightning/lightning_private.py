@@ -7,13 +7,14 @@ What one feature uses alone stands with it: ``drop_in/fits/inner_trainer`` (reco
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.core import optimizer as optimizers_of_modules
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -86,6 +87,13 @@ def set_batches_that_stepped(trainer: Any, number: int) -> None:
 def callback_values(trainer: Any) -> set[str]:
     """Names of the values that callbacks find in a Trainer, also of what callbacks have put there."""
     return {*trainer._logger_connector._callback_metrics}
+
+
+def put_values(trainer: Any, values: Mapping[str, float], in_bar: Collection[str]) -> None:
+    """Put values where callbacks find them, and progress bars some; ``log`` would take half a millisecond for each."""
+    held = {name: torch.tensor(float(value)) for name, value in values.items()}
+    trainer.callback_metrics.update(held)
+    trainer.progress_bar_metrics.update({name: float(held[name]) for name in held if name in in_bar})
 
 
 def values_for_loggers(trainer: Any) -> set[str]:

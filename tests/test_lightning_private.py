@@ -81,6 +81,25 @@ def test_values_are_logged_under_the_steps_that_a_trainer_has_taken(tmp_path):
     assert "rate" not in for_loggers
 
 
+class Putting(L.Callback):
+    """Puts values in the place of ``log``, and sees what is left of them at the end of the epoch."""
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        private.put_values(trainer, {"accuracy": 0.1, "clients": 3}, {"accuracy"})
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.found = {name: trainer.callback_metrics[name] for name in ("accuracy", "clients")}
+        self.in_bar = {name: value for name, value in trainer.progress_bar_metrics.items() if name in self.found}
+
+
+def test_values_are_put_where_those_that_are_logged_are():
+    putting = Putting()
+    quiet_trainer(1, putting).fit(Net(), datamodule=Data())
+    assert putting.found == {"accuracy": torch.tensor(0.1), "clients": torch.tensor(3.0)}
+    assert {value.dtype for value in putting.found.values()} == {torch.float32}
+    assert putting.in_bar == {"accuracy": float(torch.tensor(0.1))}
+
+
 def test_options_of_a_trainer():
     trainer, timed = quiet_trainer(1), quiet_trainer(1, val_check_interval={"minutes": 2})
     private.put_root_dir(trainer, "/elsewhere")

@@ -14,12 +14,15 @@ from pfl_lightning.class_metrics import ClassMetric
 from pfl_lightning.data import names_of
 from pfl_lightning.engines import EvaluationResult
 from pfl_lightning.errors import ClientError, FederationError
-from pfl_lightning.lightning_private import set_batches_that_stepped
+from pfl_lightning.lightning_private import put_values, set_batches_that_stepped
 from pfl_lightning.metrics import EvalMetrics, over_clients, summarize
 from pfl_lightning.notices import Names, named_clients
 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
+
+ACCURACIES = ("val_accuracy", "novel_val_accuracy", "test_accuracy", "novel_test_accuracy")
+"""Short names of means in a fit, unless a user's module logs them itself."""
 
 Scores = Mapping[int, EvalMetrics]
 """Metrics of each client, by its number."""
@@ -119,18 +122,16 @@ class Evaluation:
             for prefix, group in ((part, trained), (f"novel_{part}", others)):
                 if group:
                     self.summary |= federation.summary_of(prefix, group)
-        outside = federation.trainer.state.fn != TrainerFn.FITTING
-        if outside and federation.has_trained:  # Lightning logs against this, which it does not know of a loaded model
-            set_batches_that_stepped(federation.trainer, federation.round)
         every = (*self.validation_scores.values(), *self.test_scores.values())
         in_bar = {name for score in every for name in score.progress_bar_names}
-        to = None if outside else False  # of True Lightning would warn where there is no logger
+        if federation.trainer.state.fn == TrainerFn.FITTING:
+            short = {name: self.summary[f"{name}/mean"] for name in ACCURACIES if f"{name}/mean" in self.summary}
+            put_values(federation.trainer, short | self.summary, in_bar | (short.keys() - self.summary.keys()))
+            return
+        if federation.has_trained:  # Lightning logs against this, which it does not know of a loaded model
+            set_batches_that_stepped(federation.trainer, federation.round)
         for name, value in self.summary.items():  # names may have the number of a loader already
-            federation.log(name, value, name in in_bar, logger=to, batch_size=1, add_dataloader_idx=False)
-        for prefix in () if outside else ("val_", "novel_val_", "test_", "novel_test_"):
-            mean = self.summary.get(f"{prefix}accuracy/mean")
-            if mean is not None and f"{prefix}accuracy" not in self.summary:  # which a user's module may log itself
-                federation.log(f"{prefix}accuracy", mean, logger=False, prog_bar=True, batch_size=1)
+            federation.log(name, value, name in in_bar, batch_size=1, add_dataloader_idx=False)
 
 
 def summarize_scores(
