@@ -262,7 +262,8 @@ class SaveConfig(SaveConfigCallback):
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"
         with replace_file(path) as temporary:
-            self.parser.save(self.config, temporary, skip_unset=False, overwrite=True, multifile=self.multifile)
+            how = {"skip_unset": False, "skip_validation": True, "overwrite": True, "multifile": self.multifile}
+            self.parser.save(self.config, temporary, **how)  # which has been parsed
             if before and (trainer.should_stop or 0 <= trainer.max_epochs <= rounds):
                 check_rounds_left(self.folder, before, read_config(temporary), rounds)
         if before:

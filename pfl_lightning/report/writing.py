@@ -183,6 +183,7 @@ class Report:
         if figure is None:
             return None
         figure.savefig(file, format="png", dpi=120)
+        figure.set_layout_engine("none")  # the page's curves have the same
         return file.getvalue()
 
     def html(self) -> str:

@@ -105,12 +105,13 @@ def _free(path: Path) -> str:
 
 
 @contextmanager
-def replace_file(path: Path, shared: bool = False) -> Iterator[Path]:
+def replace_file(path: Path, shared: bool = False, lasting: bool = True) -> Iterator[Path]:
     """Write a file beside its place, and put it there when it is complete: a kill leaves the old file or the new one.
 
     Args:
         path: The file; its folder is made.
         shared: Whether others may write it at the same time, each to a file of its own; the last one stays.
+        lasting: Whether it is to outlast a loss of power, for which one waits for the disk.
 
     Yields:
         Path to write to.
@@ -137,7 +138,8 @@ def replace_file(path: Path, shared: bool = False) -> Iterator[Path]:
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield temporary
             with temporary.open("rb+") as file:
-                os.fsync(file.fileno())  # some file systems notice only now that they are full
+                if lasting:
+                    os.fsync(file.fileno())  # some file systems notice only now that they are full
             os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

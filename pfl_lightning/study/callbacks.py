@@ -41,14 +41,9 @@ class ProgressFile(L.Callback):
         found = {name: trainer.callback_metrics.get(metric) for name, metric in METRICS.items()}
         new: dict[str, Any] = {name: float(value) for name, value in found.items() if value is not None}
         best = [value for value in (self._last.best_validation, new.get("validation")) if value is not None]
-        self._last = replace(
-            self._last,
-            round=trainer.current_epoch + 1,
-            rounds=trainer.max_epochs or 0,
-            best_validation=max(best, default=None),
-            **new,
-        )
-        with suppress(OSError), replace_file(Path(self.path)) as temporary:
+        new |= {"round": trainer.current_epoch + 1, "rounds": trainer.max_epochs or 0}
+        self._last = replace(self._last, best_validation=max(best, default=None), **new)
+        with suppress(OSError), replace_file(Path(self.path), lasting=False) as temporary:
             temporary.write_text(json.dumps(asdict(self._last)) + "\n")
 
 

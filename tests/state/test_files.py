@@ -53,6 +53,16 @@ def test_the_error_is_found_behind_that_of_a_writer(tmp_path):
         raise error
 
 
+@pytest.mark.parametrize("lasting", [True, False])
+def test_what_need_not_outlast_a_loss_of_power_does_not_wait_for_the_disk(tmp_path, monkeypatch, lasting):
+    waited = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    with replace_file(tmp_path / "progress.json", lasting=lasting) as temporary:
+        temporary.write_text("{}")
+    assert (tmp_path / "progress.json").read_text() == "{}"
+    assert len(waited) is int(lasting)
+
+
 @pytest.mark.parametrize("dangling", [False, True])
 @pytest.mark.parametrize("place", [".results.json.tmp", "results.json"])
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path, place, dangling):
