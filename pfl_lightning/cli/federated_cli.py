@@ -50,6 +50,10 @@ Typical use: pfl fit --config configs/fedpac_digits.yaml. `pfl methods` lists th
 `pfl compare RUN...` compares finished runs, `tensorboard --logdir RUN` shows one."""
 
 
+PREPARED: dict[str, dict[str, Any]] = {}
+"""Parsers that a :class:`ParsedCLI` has left, by subcommand, as attributes of the command line."""
+
+
 class FederatedCLI(LightningCLI):
     """LightningCLI for a :class:`~pfl_lightning.Federation`, with the loop, results and checkpoints in place."""
 
@@ -76,6 +80,12 @@ class FederatedCLI(LightningCLI):
                 parser_kwargs={"description": DESCRIPTION, "prog": "pfl"},
                 args=args,
             )
+
+    def setup_parser(self, *args: Any) -> None:
+        """Make the parser, or take the one that was prepared for the subcommand."""
+        if self._typed not in PREPARED:
+            super().setup_parser(*args)
+        vars(self).update(PREPARED.get(self._typed, {}))
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -294,3 +304,22 @@ class FederatedCLI(LightningCLI):
         if trainer.personalization is not None and not trainer.fast_dev_run:
             trainer.personalize(self.model, self.datamodule)
             self.after_personalize()
+
+
+class ParsedCLI(FederatedCLI):
+    """A command line up to where it would make what the config names; later ones of the process have its parser."""
+
+    def _nothing(self, *args: Any) -> None: ...
+
+    before_instantiate_classes = instantiate_classes = _run_subcommand = _set_seed = _nothing  # type: ignore[assignment]
+
+    def after_instantiate_classes(self) -> None:
+        """Leave the parser, which knows by now what the arguments of classes are."""
+        names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+        PREPARED[self._typed] = {name: vars(self)[name] for name in names}
+
+
+def prepare() -> None:
+    """Make the parser of ``pfl fit``, and let it read a config, for all copies of this process."""
+    words = ("--model.encoder=small_cnn", "--model.method=FedAvg", "--data=Digits", "--data.partition=IID")
+    ParsedCLI(["fit", *words, "--data.partition.num_clients=2"])

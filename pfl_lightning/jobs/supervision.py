@@ -15,7 +15,7 @@ from typing import Any, Protocol
 GRACE = 60.0
 """Seconds that a job has to save itself and end."""
 
-POLL = 0.05
+POLL = 0.01
 """Seconds between looks at the processes."""
 
 AGAIN = 1.0
@@ -106,9 +106,9 @@ class Jobs:
         with handled_signals(self._note_signal):
             try:
                 while self._stopped is None and self._fill(jobs):
-                    yield from self._ended()
+                    yield from (ended := self._ended())
                     yield None
-                    time.sleep(POLL)
+                    time.sleep(0 if ended else POLL)
             finally:
                 self._end_all()
         if self._stopped is not None:
@@ -142,8 +142,7 @@ class Jobs:
         for job, deadline in self._deadlines.items():
             if time.monotonic() > deadline:
                 self._running[job].kill()
-        codes = {job: process.poll() for job, process in self._running.items()}
-        found = [(job, code) for job, code in codes.items() if code is not None]
+        found = [(job, code) for job, process in self._running.items() if (code := process.poll()) is not None]
         for job, _ in found:
             del self._running[job]
             self._deadlines.pop(job, None)

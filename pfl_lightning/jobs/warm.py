@@ -12,12 +12,14 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,10 +29,10 @@ from pfl_lightning.jobs.processes import LocalProcess, environment, opened_log, 
 from pfl_lightning.jobs.supervision import Job, Starter, how_it_ended
 
 PRELOADED = (
-    *("pfl_lightning.cli.federated_cli", "pfl_lightning.study.callbacks", "pfl_lightning.study.check"),
+    *("pfl_lightning.cli.federated_cli:prepare", "pfl_lightning.study.callbacks", "pfl_lightning.study.check"),
     *("torch.utils.tensorboard", "sklearn.datasets", "omegaconf"),
 )
-"""What the template imports: the package, and what most runs import later of others, where that is installed."""
+"""What the template imports, or calls: the package, and what most runs import later of others, where installed."""
 
 MOST = 1 << 16
 """Bytes of a job's words."""
@@ -179,6 +181,7 @@ def serve(connection: socket.socket) -> list[str]:
         with suppress(OSError):
             os.write(status, b"%d " % copy)
             os.write(status, b"%d" % os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+        os.close(status)  # a moment before this process has given its memory back
         os._exit(0)
     os.close(status)
     os.setpgid(0, 0)
@@ -188,16 +191,25 @@ def serve(connection: socket.socket) -> list[str]:
     return [str(word) for word in json.loads(words)]
 
 
+def preload(names: list[str]) -> None:
+    """Import modules, and call functions (``module:function``); copies share the memory of what is there then."""
+    with uncollected():
+        for name in names:
+            with suppress(ModuleNotFoundError):
+                found = pkgutil.resolve_name(name)
+                found() if callable(found) else None
+    gc.freeze()
+    for end in weakref.finalize._registry:  # type: ignore[attr-defined]  # hundreds, of torch
+        end.atexit = False
+
+
 def main() -> None:
     """The template, and each of its copies after that."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    handle, *names = sys.argv[1:]
+    del sys.argv[1:]  # no words of a command
     wait_passively()
-    with uncollected():
-        for name in sys.argv[2:]:
-            with suppress(ModuleNotFoundError):
-                importlib.import_module(name)
-    gc.freeze()  # so that copies share the memory of what is there
-    entry, *argv = serve(connection)
+    preload(names)
+    entry, *argv = serve(socket.socket(fileno=int(handle)))
     importlib.invalidate_caches()
     if "numpy" in sys.modules:  # torch has a fixed seed where none is given, Python draws another one in each copy
         sys.modules["numpy"].random.seed()

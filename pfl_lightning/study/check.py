@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,7 +42,9 @@ def check_configs(runs: Sequence[Run], starter: Starter) -> None:
         path = Path(folder, "configs")
         path.write_bytes(pickle.dumps([dict(run.config) for run in firsts]))
         job = Job((str(path),), path.with_name("log.txt"), entry=f"{__name__}:answer")
-        (code,) = [ended[1] for ended in Jobs(starter).run(iter([job])) if ended is not None]
+        for ended in Jobs(starter).run(iter([job])):
+            import_module("matplotlib.figure")  # for the tables, while the other process imports torch
+            code = 0 if ended is None else ended[1]
         if code:
             said = last_lines(job.log)
             raise ConfigurationError(f"the process that checks the study's configs {how_it_ended(code)}:\n{said}")
@@ -67,17 +70,9 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
     Args:
         configs: The configs.
     """
-    from pfl_lightning.cli.federated_cli import FederatedCLI
+    from pfl_lightning.cli.federated_cli import ParsedCLI
     from pfl_lightning.cli.messages import shorten
 
-    class Parsed(FederatedCLI):
-        """``pfl fit`` up to where it would make what the config names."""
-
-        def _nothing(self, *args: Any) -> None: ...
-
-        before_instantiate_classes = instantiate_classes = _run_subcommand = _set_seed = _nothing  # type: ignore[assignment]
-
-    cli: Any = None
     found: list[str | None] = []
     with TemporaryDirectory() as folder, patch.object(sys, "argv", sys.argv[:1]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the runs themselves give them
@@ -87,11 +82,7 @@ def config_errors(configs: Sequence[Config]) -> list[str | None]:
             argv, printed = ["fit", "--config", str(path)], io.StringIO()
             try:
                 with redirect_stderr(printed):
-                    if cli is None:  # one parser for all
-                        cli = Parsed(argv)
-                    else:
-                        cli.parse_arguments(cli.parser, argv)
-                    found.append(_value_error(cli))
+                    found.append(_value_error(ParsedCLI(argv)))
             except SystemExit:
                 lines = [
                     line for line in printed.getvalue().splitlines() if line and not line.startswith("(all options")

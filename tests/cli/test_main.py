@@ -6,11 +6,12 @@ import sys
 from contextlib import suppress
 
 import pytest
+import yaml
 
 import pfl_lightning
-from pfl_lightning.cli import main
+from pfl_lightning.cli import federated_cli, main
 from pfl_lightning.cli.commands import OTHER_COMMANDS, TRAINER_COMMANDS
-from pfl_lightning.cli.federated_cli import FederatedCLI
+from pfl_lightning.cli.federated_cli import FederatedCLI, ParsedCLI, prepare
 
 PROGRAM = """
 import sys
@@ -84,6 +85,29 @@ def test_the_options_of_the_typed_subcommand_alone_are_built(monkeypatch, typed,
     with pytest.raises(SystemExit, match="2"):
         FederatedCLI([typed, "--no_option", "1"])
     assert len(calls) == built
+
+
+def test_a_parser_that_was_prepared_reads_as_a_new_one(monkeypatch, tmp_path):
+    """Of other classes than those of the config that it was prepared with."""
+    monkeypatch.setattr(federated_cli, "PREPARED", {})
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    config = {
+        "seed_everything": 3,
+        "model": {"encoder": "mlp", "method": {"class_path": "FedPAC", "init_args": {"lr": 0.5}}},
+        "data": {"class_path": "Digits", "init_args": {"partition": {"class_path": "DirichletOverClients"}}},
+    }
+    config["data"]["init_args"]["partition"]["init_args"] = {"num_clients": 4}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    argv = ["fit", "--config", str(tmp_path / "run.yaml"), "--trainer.max_epochs=2"]
+    new = ParsedCLI(argv)
+    federated_cli.PREPARED.clear()
+    prepare()
+    prepared = federated_cli.PREPARED["fit"]["parser"]
+    found = ParsedCLI(argv)
+    assert found.parser is prepared is not new.parser
+    texts = [cli.parser.dump(cli.config, skip_unset=False) for cli in (new, found)]
+    assert texts[0] == texts[1]
+    assert "FedPAC" in texts[0]
 
 
 @pytest.mark.parametrize("name", OTHER_COMMANDS)
