@@ -185,8 +185,8 @@ class Aggregator(nn.Module):
             lambda: self.broadcast(update.client, update.round),
         )
 
-    def receive(self, update: ClientUpdate) -> None:
-        """Take one client's update, which :meth:`check` has passed.
+    def receive(self, update: Any) -> None:
+        """Take one client's update, an :attr:`update_class`, which :meth:`check` has passed.
 
         Raises:
             InvalidMessageError: A further reason to refuse the update; the server's state is as before.
@@ -346,7 +346,7 @@ class AveragingAggregator(Aggregator):
         return Broadcast(client=client, round=round, weights=self.weights.as_state())
 
     @whole_or_not
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: Any) -> None:
         """Add one client's state to the running average."""
         if update.weights:
             self.running_average.update(update.weights, update.num_samples if self.by_samples else 1)

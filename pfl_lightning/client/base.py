@@ -16,7 +16,7 @@ from pfl_lightning.checks import check_at_least, check_choice, check_learning_ra
 from pfl_lightning.client.model import ModelAccess
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import Batch, Citation, FitContext, RunFacts
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.names import show_parameters
 from pfl_lightning.options import BatchNorm, Schedule
 from pfl_lightning.phases import Personalization, Phase
@@ -195,8 +195,8 @@ class FederatedClient(ModelAccess):
         losses = self.personalization_losses
         return (Phase("fine_tune", train, self.fine_tune_epochs, self.fine_tune_lr, losses=losses),)
 
-    def receive(self, broadcast: Broadcast) -> None:
-        """Take over what the server sends."""
+    def receive(self, broadcast: Any) -> None:
+        """Take over what the server sends, a :class:`~pfl_lightning.messages.Broadcast` of the method's own class."""
         if self.user_module is not None:
             self.user_module.receive(broadcast)
         load_state(self, broadcast.weights)

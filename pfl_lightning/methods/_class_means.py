@@ -182,7 +182,7 @@ class HeadAggregator(Aggregator):
         """Return whether one update may stand for the mean of a cohort, which it may."""
         return True
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: Any) -> None:
         """Begin the next head with the first update of a round."""
         if not self._next:
             self._next = (copy.deepcopy(self.head),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.server import Aggregator
 
 
@@ -21,7 +20,7 @@ class CohortAggregator(Aggregator):
         super().__init__(client, num_clients)
         self._cohort: list[Any] = []  # messages, which a snapshot of the server does not copy
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: Any) -> None:
         """Keep the update until the round ends."""
         self._cohort.append(update)
 

@@ -87,10 +87,9 @@ class DistillingClient(FederatedClient):
         self.public_batch_size = public_batch_size
         self.received = TensorDict(persistent=False)  # targets, for the time of a fit
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: PublicBroadcast) -> None:
         """Take over the targets."""
         super().receive(broadcast)
-        assert isinstance(broadcast, PublicBroadcast)
         self.received.assign({} if broadcast.targets is None else {"targets": broadcast.targets})
 
     def before_fit(self, context: FitContext) -> None:

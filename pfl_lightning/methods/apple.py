@@ -13,7 +13,7 @@ from pfl_lightning.client import Batch, Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.functional import scores_at
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._bank import BankBroadcast, row_of, stacked
 from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
@@ -85,9 +85,8 @@ class APPLE(FederatedClient):
         if not hasattr(self, "relationships"):
             raise ConfigurationError("APPLE mixes models of one encoder, got several: give one encoder for all clients")
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: BankBroadcast) -> None:
         """Hold all cores, and take over the own one."""
-        assert isinstance(broadcast, BankBroadcast)
         self.bank.assign(broadcast.bank)
         self.members = broadcast.members
         self.own = (self.members == broadcast.client).to(self.relationships.dtype)

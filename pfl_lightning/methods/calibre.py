@@ -181,9 +181,8 @@ class DivergenceAwareAggregator(AveragingAggregator):
         self._smallest = float("inf")
         self._collapsed: list[State] = []
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: CalibreUpdate) -> None:
         """Add one client's state to the running average."""
-        assert isinstance(update, CalibreUpdate)
         divergence = float(update.divergence)
         if divergence < COLLAPSED:
             self._collapsed.append(update.weights)

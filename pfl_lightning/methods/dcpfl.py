@@ -13,7 +13,7 @@ from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ClientError, ConfigurationError
 from pfl_lightning.functional import ClassStatistics, alignment_loss, covariance_factors, sample_class_gaussians
 from pfl_lightning.functional.gaussians import covariances_by_class
-from pfl_lightning.messages import Broadcast, ClientUpdate, statistics_field
+from pfl_lightning.messages import statistics_field
 from pfl_lightning.methods._class_means import (
     ClassMeansBroadcast,
     ClassMeansUpdate,
@@ -115,10 +115,9 @@ class DCPFL(FederatedClient):
         self.factors = factors
         self.received = ReceivedMeans(num_classes, self.feature_width)
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: ClassMeansBroadcast) -> None:
         """Replace the head by the global one; take over the global class means."""
         super().receive(broadcast)
-        assert isinstance(broadcast, ClassMeansBroadcast)
         self.received.take(broadcast.means, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -196,9 +195,8 @@ class DCPFLAggregator(HeadAggregator, of=DCPFL):
         means = self.means[classes]
         return ClassMeansBroadcast(client=client, round=round, weights=weights, means=means, classes=classes)
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: DCPFLUpdate) -> None:
         """One step of the head on the client's class means (8, 9); the statistics join the pool (10, 11)."""
-        assert isinstance(update, DCPFLUpdate)
         statistics = self._statistics_of(update)
         super().receive(update)
         self.descend(update.means, update.classes)  # (8), (9)

@@ -100,9 +100,8 @@ class FD(FederatedClient):
         self.gamma, self.average, self.by_samples = gamma, average, by_samples
         self.others = ReceivedMeans(num_classes, num_classes)  # F_y
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: FDBroadcast) -> None:
         """Take over the others' mean scores."""
-        assert isinstance(broadcast, FDBroadcast)
         self.others.take(broadcast.scores, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -167,9 +167,8 @@ class FedASAggregator(AveragingAggregator, of=FedAS):
         super().__init__(client, num_clients, by_samples=client.aggregation == "samples")
         self.by_fisher = client.aggregation == "fisher"
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: FedASUpdate) -> None:
         """Add one client's encoder to the running average."""
-        assert isinstance(update, FedASUpdate)
         if self.by_fisher:
             self.running_average.update(update.weights, max(float(update.fisher), NEGLIGIBLE))
         else:

@@ -79,10 +79,9 @@ class FedCM(FederatedClient):
         """Refuse local steps of another kind, of which Delta would be no mean of gradients."""
         check_steps_of_sgd(self, PURPOSE, ALTERNATIVE)
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: FedCMBroadcast) -> None:
         """Take over the global model and the momentum."""
         super().receive(broadcast)
-        assert isinstance(broadcast, FedCMBroadcast)
         own = dict(self.named_parameters())  # a copy of w^t in their memory layout, which steps are quicker with
         self.received.assign({name: own[name].detach().clone() for name in broadcast.momentum})
         self.push.assign({name: (1 - self.alpha) * delta for name, delta in broadcast.momentum.items()})
@@ -120,9 +119,8 @@ class FedCMAggregator(AveragingAggregator, of=FedCM):
         """The global model and the momentum, the same for every client."""
         return FedCMBroadcast(**vars(super().broadcast(client, round)), momentum=self.momentum.as_state())
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: FedCMUpdate) -> None:
         """Add one client's model and direction to the averages."""
-        assert isinstance(update, FedCMUpdate)
         sent, scale = self.weights.as_state(), self.lr * float(update.steps)
         self._directions.update({n: (sent[n] - update.weights[n]) / scale for n in self.momentum.as_state()}, 1)
         super().receive(update)

@@ -100,10 +100,9 @@ class FedDBE(FederatedClient):
         self.register_buffer("running_mean", torch.zeros(width), persistent=False)  # of this fit
         self.register_buffer("active", torch.zeros(()), persistent=False)  # 1 after the first round
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: FedDBEBroadcast) -> None:
         """Take over the model and the mean for all clients."""
         super().receive(broadcast)
-        assert isinstance(broadcast, FedDBEBroadcast)
         self.active.fill_(broadcast.global_mean is not None)
         if broadcast.global_mean is not None:
             self.global_mean.copy_(broadcast.global_mean)
@@ -174,9 +173,8 @@ class FedDBEAggregator(AveragingAggregator, of=FedDBE):
         mean = None if self.collecting else self.global_mean
         return FedDBEBroadcast(client=client, round=round, weights=self.weights.as_state(), global_mean=mean)
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: FedDBEUpdate) -> None:
         """Add one client's model, and its mean."""
-        assert isinstance(update, FedDBEUpdate)
         if update.local_mean is not None:
             self._means.update({"mean": update.local_mean}, update.num_samples)
         super().receive(update)

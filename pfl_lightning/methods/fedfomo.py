@@ -13,7 +13,7 @@ from pfl_lightning.checks import check_at_least, check_between, check_choice, ch
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.functional import weighted_average
 from pfl_lightning.functional.numerics import in_double
-from pfl_lightning.messages import Broadcast, ClientUpdate, State, statistics_field
+from pfl_lightning.messages import ClientUpdate, State, statistics_field
 from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked
 from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.options import ClientOptions, Unpack
@@ -95,9 +95,8 @@ class FedFomo(FederatedClient):
         self.register_buffer("members", torch.zeros(0, dtype=torch.int64), persistent=False)  # whose they are
         self.members: Tensor
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: BankBroadcast) -> None:
         """Hold others' models; the own one stays as it is."""
-        assert isinstance(broadcast, BankBroadcast)
         self.bank.assign(broadcast.bank)
         self.members = broadcast.members
 

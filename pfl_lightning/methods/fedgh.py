@@ -6,7 +6,7 @@ from torch import nn
 
 from pfl_lightning.checks import check_choice, check_number
 from pfl_lightning.client import Citation, FederatedClient, FitContext
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import Broadcast
 from pfl_lightning.methods._class_means import ClassMeansUpdate, HeadAggregator, class_means_update
 from pfl_lightning.options import ClientOptions, Unpack
 
@@ -64,10 +64,9 @@ class FedGHAggregator(HeadAggregator, of=FedGH):
         """The global head, the same for every client."""
         return Broadcast(client=client, round=round, weights=self.head_weights())
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: ClassMeansUpdate) -> None:
         """Steps on the client's class means."""
         super().receive(update)
-        assert isinstance(update, ClassMeansUpdate)
         size = 1 if self.by_class else max(len(update.classes), 1)
         for means, classes in zip(update.means.split(size), update.classes.split(size), strict=True):
             self.descend(means, classes)

@@ -197,9 +197,8 @@ class FedKDAggregator(Aggregator, of=FedKD):
         """The student, the same for every client."""
         return Broadcast(client=client, round=round, weights=self.weights.as_state())
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: FedKDUpdate) -> None:
         """Add one client's change to the running average."""
-        assert isinstance(update, FedKDUpdate)
         try:
             change = expand_state(update.change, self.shapes)
         except ValueError as error:

@@ -12,7 +12,6 @@ from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import Batch, Citation, FitContext, Phase
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
-from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._public import DistillingClient, PublicBroadcast, PublicOptions, PublicUpdate
 from pfl_lightning.options import Unpack
 from pfl_lightning.server import Aggregator
@@ -128,9 +127,8 @@ class FedMDAggregator(Aggregator, of=FedMD):
         known = int(self.consensus_round) == round
         return PublicBroadcast(client=client, round=round, targets=self.consensus if known else None)
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: PublicUpdate) -> None:
         """Add one client's scores to the mean."""
-        assert isinstance(update, PublicUpdate)
         assert update.scores is not None
         self.running_average.update({"scores": update.scores}, 1)
         self._next = update.round + 1

@@ -66,9 +66,8 @@ class FedNovaAggregator(AveragingAggregator, of=FedNova):
         super().__init__(client, num_clients)
         self._directions, self._norms = RunningAverage(), RunningAverage()  # of this round
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: FedNovaUpdate) -> None:
         """Add one client's model, normalized direction and norm to the averages."""
-        assert isinstance(update, FedNovaUpdate)
         sent = self.weights.as_state()
         direction = {n: (sent[n] - w) / update.norm for n, w in update.weights.items() if n in self.parameter_names}
         if direction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import alignment_loss
 from pfl_lightning.functional.numerics import at_least_single
-from pfl_lightning.messages import Broadcast, ClientUpdate
+from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.methods._class_means import ClassMeansBroadcast, ClassMeansUpdate, ReceivedMeans, class_means_update
 from pfl_lightning.options import ClientOptions, Unpack
 from pfl_lightning.phases import Personalization
@@ -78,9 +79,8 @@ class PrototypeClient(FederatedClient):
             )
         return super().exported_names()
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: ClassMeansBroadcast) -> None:
         """Take over the global prototypes."""
-        assert isinstance(broadcast, ClassMeansBroadcast)
         self.prototypes.take(broadcast.means, broadcast.classes)
 
     def loss_terms(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -161,7 +161,7 @@ class FedProto(PrototypeClient):
             return FederatedClient.configure_aggregator(self, num_clients)
         return FedProtoAggregator(self, num_clients, self.by_samples)
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: Any) -> None:
         """Take over the global prototypes, if there are any."""
         if not self.local_prototypes:
             super().receive(broadcast)
@@ -203,9 +203,8 @@ class FedProtoAggregator(Aggregator):
         """Return whether one update may stand for the mean of a cohort, which it may."""
         return True
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: ClassMeansUpdate) -> None:
         """Add a client's prototypes to the sums."""
-        assert isinstance(update, ClassMeansUpdate)
         counts, classes = update.counts.to("cpu", torch.float64), update.classes.cpu()
         counts = counts if self.by_samples else torch.ones_like(counts)
         self._sum[classes] += counts[:, None] * update.means.to("cpu", torch.float64)

@@ -14,7 +14,7 @@ from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import CheckpointError, ConfigurationError
 from pfl_lightning.functional import RunningAverage
-from pfl_lightning.messages import LARGEST, Broadcast, ClientUpdate, State, statistics_field
+from pfl_lightning.messages import LARGEST, ClientUpdate, State, statistics_field
 from pfl_lightning.methods._bank import BankBroadcast, mean_loss, row_of, stacked, weights_in_clusters
 from pfl_lightning.methods._starts import further_starts
 from pfl_lightning.options import ClientOptions, Unpack
@@ -115,10 +115,9 @@ class HypCluster(FederatedClient):
         self.take_encoders(())
         return server
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: BankBroadcast) -> None:
         """Take over what all clusters share, and hold their models."""
         super().receive(broadcast)
-        assert isinstance(broadcast, BankBroadcast)
         self.bank.assign(broadcast.bank)
         self.members = broadcast.members
 
@@ -229,9 +228,8 @@ class HypClusterAggregator(Aggregator):
         weights = self.weights.as_state()
         return BankBroadcast(client=client, round=round, weights=weights, bank=bank, members=members)
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: HypClusterUpdate) -> None:
         """Add a client's model to the average of its cluster, and to that of all what clusters share."""
-        assert isinstance(update, HypClusterUpdate)
         if update.served is not None:
             self._compare(update, float(update.served))
             return

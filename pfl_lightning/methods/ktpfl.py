@@ -15,7 +15,7 @@ from pfl_lightning.client import Citation, FederatedClient, FitContext
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import RunningAverage
 from pfl_lightning.functional.numerics import at_least_single
-from pfl_lightning.messages import Broadcast, ClientUpdate, State
+from pfl_lightning.messages import ClientUpdate, State
 from pfl_lightning.methods._cohort import CohortAggregator
 from pfl_lightning.methods._public import DistillingClient, PublicBroadcast, PublicUpdate
 from pfl_lightning.names import parameters_of
@@ -100,7 +100,7 @@ class KTpFL(DistillingClient):
         self.round: Tensor
         self.register_buffer("round", torch.tensor(0), persistent=False)  # whose epochs are to be known
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: PublicBroadcast) -> None:
         """Take over the own mixture, of probabilities or of weights."""
         super().receive(broadcast)
         self.round.fill_(broadcast.round)

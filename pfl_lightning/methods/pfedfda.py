@@ -92,10 +92,9 @@ class PFedFDA(FederatedClient):
         first = {"means": torch.rand(num_classes, width), "covariance": torch.eye(width)}
         self.received = TensorDict(first, persistent=False)  # the global Gaussians
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: PFedFDABroadcast) -> None:
         """Take over the encoder and the global Gaussians."""
         super().receive(broadcast)
-        assert isinstance(broadcast, PFedFDABroadcast)
         self.received.assign({"means": broadcast.means, "covariance": broadcast.covariance})
 
     def phases(self) -> tuple[Phase, ...]:
@@ -210,9 +209,8 @@ class PFedFDAAggregator(AveragingAggregator, of=PFedFDA):
         weights, gaussians = self.weights.as_state(), self.gaussians.as_state()
         return PFedFDABroadcast(client=client, round=round, weights=weights, **gaussians)
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: PFedFDAUpdate) -> None:
         """Add one client's encoder and Gaussians to the averages."""
-        assert isinstance(update, PFedFDAUpdate)
         if not update.covariance.any():
             update.refuse("PFedFDAUpdate.covariance is 0, from which no classifier follows, expected a positive one")
         self._mean.update({"means": update.means, "covariance": update.covariance}, update.num_samples)

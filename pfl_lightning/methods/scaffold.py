@@ -108,10 +108,9 @@ class SCAFFOLD(FederatedClient):
                 f'(gradient_clip_val={facts.gradient_clip_val}): leave clipping out, or use control="gradient"'
             )
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: ScaffoldBroadcast) -> None:
         """Take over x, and keep it and c."""
         super().receive(broadcast)
-        assert isinstance(broadcast, ScaffoldBroadcast)
         self.server_control.assign(broadcast.control)
         own = dict(self.named_parameters())  # a copy of x in their memory layout, which steps are quicker with
         self.received.assign({name: own[name].detach().clone() for name in broadcast.control})
@@ -172,9 +171,8 @@ class ScaffoldAggregator(AveragingAggregator, of=SCAFFOLD):
         """The model x and c, the same for every client (line 4)."""
         return ScaffoldBroadcast(**vars(super().broadcast(client, round)), control=self.control.as_state())
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: ScaffoldUpdate) -> None:
         """Add one client's model and change of control variate to the means."""
-        assert isinstance(update, ScaffoldUpdate)
         expected = {name: tensor.shape for name, tensor in self.control.as_state().items()}
         got = {name: tensor.shape for name, tensor in update.control_change.items()}
         if got != expected:

@@ -110,10 +110,9 @@ class SphereFed(FederatedClient):
             self.head.weight.copy_(orthonormal.T)
 
     @torch.no_grad()
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: SphereFedBroadcast) -> None:
         """Take over the encoder and, in an evaluation after a calibration, its classifier in place of the fixed one."""
         super().receive(broadcast)
-        assert isinstance(broadcast, SphereFedBroadcast)
         if broadcast.head is not None:
             self.head.weight.copy_(broadcast.head)
 
@@ -206,9 +205,8 @@ class SphereFedAggregator(AveragingAggregator, of=SphereFed):
         self.expected_weights = {} if calibrates else self._encoder
         super().check(update)
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: SphereFedUpdate) -> None:
         """Add a client's encoder to the average, or V_k and U_k to their sums."""
-        assert isinstance(update, SphereFedUpdate)
         if update.gram is None or update.products is None:
             super().receive(update)
             return
