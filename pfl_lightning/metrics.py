@@ -16,8 +16,6 @@ from pfl_lightning.notices import Names, labels_of, named_clients, shown_before
 if TYPE_CHECKING:
     from pfl_lightning.class_metrics import Confusion
 
-__all__ = ["ClientSummary", "EvalMetrics", "idle_clients", "over_clients", "reduction_of", "summarize"]
-
 
 @dataclass(frozen=True)
 class EvalMetrics:

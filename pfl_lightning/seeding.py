@@ -19,9 +19,6 @@ from zlib import crc32
 import numpy as np
 import torch
 
-__all__ = ["DataStream", "GeneratorStates", "Purpose", "derive_seed", "global_seed", "python_seed"]
-__all__ += ["seeded_generator", "torch_seed"]
-
 
 class Purpose(StrEnum):
     """Purposes that the package derives seeds for.

@@ -18,8 +18,6 @@ from pfl_lightning.state.tensors import matching, norm_names
 if TYPE_CHECKING:
     from pfl_lightning.drop_in.client.user_module import UserModule
 
-__all__ = ["Declarations"]
-
 
 class Declarations(L.LightningModule):
     """Names of a method: parameters and buffers that it shares, keeps or fixes, for any model; terms of its loss.

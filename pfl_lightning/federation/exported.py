@@ -32,7 +32,6 @@ from pfl_lightning.state.files import replace_file
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["FORMATS", "export_clients", "exported_inputs", "load_exported"]
 
 FORMATS = {"state_dict": ".pt", "torch_export": ".pt2", "onnx": ".onnx"}
 """Formats of exported models, and how their files end."""

@@ -19,8 +19,6 @@ from pfl_lightning.seeding import Purpose, derive_seed, torch_seed
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["LinearProbe", "PersonalizationStage"]
-
 
 class LinearProbe(FederatedClient):
     """A new linear head on the features of a trained encoder (Calibre, stage 2)."""

@@ -15,8 +15,6 @@ from pfl_lightning.state.checkpoints import as_federation_wrote, content_fault, 
 if TYPE_CHECKING:
     from pfl_lightning.federation.federation import Federation
 
-__all__ = ["check_checkpoint", "fingerprints", "misfit", "restore", "saved_content"]
-
 
 def fingerprints(data: FederatedData) -> dict[str, str | None]:
     """What identifies the partition, and the data where they say so."""

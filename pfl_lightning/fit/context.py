@@ -87,6 +87,11 @@ class FitContext:
         return named_clients([self.client], self.facts.names)
 
     @property
+    def sender(self) -> dict[str, int]:
+        """What an update says of its fit: client, round and number of samples."""
+        return {"client": self.client, "round": self.round, "num_samples": self.data.num_samples}
+
+    @property
     def validation(self) -> FitData | None:
         """The client's own validation part, with the settings of the fit; ``None`` if it has none."""
         return self.data.of_validation()

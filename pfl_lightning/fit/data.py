@@ -15,8 +15,6 @@ from pfl_lightning.data import BatchSource, SplitSource
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional.inner_loop import evaluating
 
-__all__ = ["FitData"]
-
 
 @dataclass
 class FitData:

@@ -16,8 +16,6 @@ from pfl_lightning.seeding import Purpose, seeded_generator
 if TYPE_CHECKING:
     from pfl_lightning.client.base import FederatedClient
 
-__all__ = ["PublicSamples", "PublicSource", "check_public", "public_for", "public_positions"]
-
 
 HELD = 2
 """Draws whose inputs are held: a client trains on those of a round, and speaks of those of the next one."""

@@ -28,8 +28,6 @@ from torch.func import functional_call
 
 from pfl_lightning.functional.numerics import is_transformed
 
-__all__ = ["descend", "evaluating", "hessian_product", "loss_and_gradients", "output_at", "scores_at"]
-
 Params = Mapping[str, Tensor]
 Objective = Callable[[Params], Tensor]
 

@@ -124,9 +124,7 @@ def class_means_update(client: FederatedClient, context: FitContext) -> ClassMea
     statistics = class_statistics(client, context)
     classes = statistics.counts.nonzero().flatten()
     return ClassMeansUpdate(
-        client=context.client,
-        round=context.round,
-        num_samples=context.data.num_samples,
+        **context.sender,
         classes=classes,
         means=statistics.means[classes].to(client.statistics_like().dtype),
         counts=statistics.counts[classes],

@@ -156,9 +156,7 @@ class DCPFL(FederatedClient):
             for y, covariance in statistics.covariances_by_class().items():
                 matrices[places[y]] = covariance
         return DCPFLUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
+            **context.sender,
             classes=classes,
             means=statistics.means[classes].to(like.dtype),
             counts=statistics.counts[classes],

@@ -169,12 +169,7 @@ class FedKD(PartnerClient):
         trained = select_state(self, before, clone=False)
         change = {name: trained[name] - received for name, received in before.items()}
         energy = self.energy.at(context.round, context.facts)
-        return FedKDUpdate(
-            client=context.client,
-            round=context.round,
-            num_samples=context.data.num_samples,
-            change=compress_state(change, energy),
-        )
+        return FedKDUpdate(**context.sender, change=compress_state(change, energy))
 
 
 class FedKDAggregator(Aggregator, of=FedKD):

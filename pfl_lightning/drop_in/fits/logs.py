@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MinMetric, SumMetric
 
 from pfl_lightning.datamodules.adapters.workers import size_of
+from pfl_lightning.drop_in.fits.module_calls import patched
 from pfl_lightning.errors import ConfigurationError
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
@@ -218,15 +219,12 @@ def undefined_as_nan(module: nn.Module) -> Iterator[None]:
     It says so by a warning, such as that of an AUROC without negative samples, which is shown in any case. Values of
     single batches, which ``forward`` returns, stay as they are.
     """
-    metrics = [each for each in module.modules() if isinstance(each, Metric)]
-    before = [vars(each)["compute"] for each in metrics]
-    for each, compute in zip(metrics, before, strict=True):
-        vars(each)["compute"] = wraps(compute)(partial(_defined, each, compute))
-    try:
+    with ExitStack() as stack:
+        for each in module.modules():
+            if isinstance(each, Metric):
+                compute = vars(each)["compute"]
+                stack.enter_context(patched(each, compute=wraps(compute)(partial(_defined, each, compute))))
         yield
-    finally:
-        for each, compute in zip(metrics, before, strict=True):
-            vars(each)["compute"] = compute
 
 
 def _defined(metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
