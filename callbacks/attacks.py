@@ -122,8 +122,7 @@ class Attack(L.Callback):
         seed: int = 0,
     ) -> None:
         check_choice("kind", kind, tuple(ATTACKS))
-        if scale is not None:
-            check_number("scale", scale)
+        check_number("scale", scale, optional=True)
         if not isinstance(liars, list):
             check_between("liars", liars, 0, 1) if isinstance(liars, float) else check_number("liars", liars)
         self.kind, self.liars, self.target, self.seed = kind, liars, target, seed

@@ -16,6 +16,7 @@ import lightning as L
 import numpy as np
 import torch
 
+from pfl_lightning.encoders.assignment import unwrapped
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.loop import RoundLoop
 from pfl_lightning.names import parameters_of
@@ -229,11 +230,7 @@ def method_arguments(federation: Federation) -> dict[str, Any]:
     class.
     """
     client: Any = federation.models[0]
-    given: dict[str, Any] = {}
-    made: Any = federation.method_factory
-    while isinstance(made, partial):
-        given = {**made.keywords, **given}
-        made = made.func
+    _, given = unwrapped(federation.method_factory)
     unused = set() if client.step_module is client else OWN_TRAINING - given.keys()
     found: dict[str, Any] = {}
     for name, default in sorted(constructor_parameters(type(client)).items()):

@@ -175,6 +175,12 @@ def names_of(data: FederatedData) -> tuple[str, ...]:
     return tuple(getattr(data, "client_names", None) or ())
 
 
+def label_map_of(data: FederatedData, client: int) -> tuple[int, ...] | None:
+    """A client's number of each class; ``None`` where it is the data's, and with rules that are not the package's."""
+    seen_by = getattr(getattr(data, "partition", None), "client_view", None)
+    return None if seen_by is None else seen_by(client, data.num_classes).label_map
+
+
 def usual_augmentations(data: FederatedData) -> tuple[Any, ...]:
     """Augmentations that ``augment=True`` selects in a data module.
 

@@ -40,6 +40,16 @@ Names = Sequence[str] | Mapping[int, str] | None
 """Names of clients, by their numbers; nothing where they have none."""
 
 
+def few_of(found: Sequence[object], most: int) -> str:
+    """The first ones, and how many more there are.
+
+    Example:
+        >>> few_of(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    return ", ".join(map(str, found[:most])) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
 def labels_of(clients: Sequence[int], names: Names = None, most: int = 5) -> str:
     """Clients by their numbers, with their names where they have names, not more than a few of them.
 
@@ -47,8 +57,7 @@ def labels_of(clients: Sequence[int], names: Names = None, most: int = 5) -> str
         >>> labels_of([1, 0], ["Lyon", "Nice"]), labels_of([*range(7)])
         ('1 (Nice), 0 (Lyon)', '0, 1, 2, 3, 4 and 2 more')
     """
-    shown = ", ".join(f"{client} ({names[client]})" if names else str(client) for client in clients[:most])
-    return shown + (f" and {len(clients) - most} more" if len(clients) > most else "")
+    return few_of([f"{client} ({names[client]})" if names else client for client in clients], most)
 
 
 def named_clients(clients: Sequence[int], names: Names = None) -> str:

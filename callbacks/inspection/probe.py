@@ -16,7 +16,7 @@ from torch import Tensor
 from pfl_lightning.callbacks.inspection.base import InspectionCallback
 from pfl_lightning.checks import check_at_least, check_choice
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import SplitSource, names_of
+from pfl_lightning.data import SplitSource, label_map_of, names_of
 from pfl_lightning.datamodules.adapters.items import ItemSplit
 from pfl_lightning.datamodules.adapters.streams import StreamSplit
 from pfl_lightning.datamodules.adapters.workers import Fetch
@@ -88,10 +88,8 @@ def own_classes(federation: Federation, client: int, labels: Tensor) -> Tensor:
 
 def _order_of(federation: Federation, client: int) -> Tensor | None:
     """The client's name of each class, (C,); ``None`` for the data's."""
-    data = federation.data
-    seen_by = getattr(getattr(data, "partition", None), "client_view", None)  # of a rule of the package's
-    view = seen_by(client, data.num_classes) if seen_by is not None else None
-    return None if view is None or view.label_map is None else torch.tensor(view.label_map)
+    numbers = label_map_of(federation.data, client)
+    return None if numbers is None else torch.tensor(numbers)
 
 
 class Probe:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pfl_lightning.datamodules.counting import Ints
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.notices import few_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -80,7 +81,7 @@ class TableEncoding:
         columns = [str(name) for name in table.columns]
         if missing := [own.name for own in self.columns if own.name not in columns]:
             near = did_you_mean(missing[0], columns)
-            raise ValueError(f"rows have no column {missing[0]!r}, their columns are {', '.join(columns[:20])}{near}")
+            raise ValueError(f"rows have no column {missing[0]!r}, their columns are {few_of(columns, 20)}{near}")
         found, unknown = [np.empty((len(table), 0))], {}
         for own in self.columns:
             if own.categories:

@@ -16,6 +16,7 @@ from pfl_lightning.datamodules.clients.samples import Samples
 from pfl_lightning.datamodules.datasets import images
 from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.base import Partitioner
+from pfl_lightning.notices import few_of
 from pfl_lightning.options import DataOptions, ImageOptions, Unpack
 
 log = logging.getLogger(__name__)
@@ -241,5 +242,5 @@ def find_classes(folders: Mapping[str, Sequence[str]], root: Path, chosen: Seque
     return usual
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
+def _some(names: Sequence[str]) -> str:
+    return few_of(names, 8) or "none"

@@ -21,6 +21,7 @@ from pfl_lightning.datamodules.module import FederatedDataModule
 from pfl_lightning.datamodules.partition.given import AsGiven, clients_of
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.names import did_you_mean
+from pfl_lightning.notices import few_of
 from pfl_lightning.options import DataOptions, Unpack
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class FromTable(FederatedDataModule, gives="partition"):
     ) -> None:
         self.path, self.target, self.client, self.features = str(path), target, client, features
         self.categorical = tuple(categorical)
-        self._table: DataFrame | None = read_table(Path(path), text=(client,))
+        self._table: Any = read_table(Path(path), text=(client,))  # until the clients' rows are made inputs
         for what, names in (("target", [target]), ("client", [client]), ("features", features or [])):
             self._check_columns(what, names)
         self._check_columns("categorical", categorical)
@@ -94,20 +95,17 @@ class FromTable(FederatedDataModule, gives="partition"):
         super().__init__(rule, batch_size, **kwargs)
 
     def _check_columns(self, what: str, names: Sequence[str]) -> None:
-        assert self._table is not None
         columns = [str(name) for name in self._table.columns]
         if isinstance(names, str) or len(set(names)) < len(names):
             raise ValueError(f"{what} must be a list of different columns, got {names!r}")
         if missing := [name for name in names if name not in columns]:
-            shown = ", ".join(columns[:20]) + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
             raise ValueError(
-                f"{what}: {self.path} has no column {missing[0]!r}, its columns are {shown}"
+                f"{what}: {self.path} has no column {missing[0]!r}, its columns are {few_of(columns, 20)}"
                 f"{did_you_mean(missing[0], columns)}"
             )
 
     def _find_clients(self) -> tuple[Ints, AsGiven]:
         """Client of each row, and the rule of the clients."""
-        assert self._table is not None
         column = self._table[self.client]
         if len(empty := np.flatnonzero(column.isna())):
             raise ValueError(
@@ -131,7 +129,6 @@ class FromTable(FederatedDataModule, gives="partition"):
         Raises:
             ValueError: If the target's column lacks values, or has numbers to predict.
         """
-        assert self._table is not None
         column = self._table[self.target]
         if len(empty := np.flatnonzero(column.isna())):
             whose = self.partition.named([int(self._clients[empty[0]])])
@@ -154,10 +151,9 @@ class FromTable(FederatedDataModule, gives="partition"):
         held = np.zeros((self.num_clients, count), dtype=np.int64)
         np.add.at(held, (self._clients, targets), 1)
         if alone := np.flatnonzero((held > 0).sum(axis=0) == 1).tolist():
-            listed = [f"{str(values[c])!r} ({self.partition.named([int(held[:, c].argmax())])})" for c in alone[:5]]
+            listed = [f"{str(values[c])!r} ({self.partition.named([int(held[:, c].argmax())])})" for c in alone]
             warnings.warn(
-                f"classes that only one client has, so the others cannot be tested on them: {', '.join(listed)}"
-                + (f" and {len(alone) - 5} more" if len(alone) > 5 else ""),
+                f"classes that only one client has, so the others cannot be tested on them: {few_of(listed, 5)}",
                 stacklevel=2,
             )
         rows, clients = torch.arange(len(targets)), torch.from_numpy(self._clients)
@@ -167,7 +163,6 @@ class FromTable(FederatedDataModule, gives="partition"):
         from pandas.util import hash_pandas_object
 
         found, table = super()._divide(samples), self._table
-        assert table is not None
         chosen = [one for one in table.columns if one not in (self.target, self.client)]
         if self.features is None and "Unnamed: 0" in chosen:
             warnings.warn(f"the first column of {self.path} has no name and is left out as row numbers", stacklevel=2)
@@ -233,7 +228,7 @@ class FromTable(FederatedDataModule, gives="partition"):
         if others := sorted({*named} - {*known}):
             warnings.warn(
                 f"rows of clients that these data do not have are left out: {int(named.isin(others).sum())} of "
-                f"{len(table)}, in the column {self.client!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}",
+                f"{len(table)}, in the column {self.client!r} {few_of(others, 5)}",
                 stacklevel=2,
             )
         found = {number: table[named == name] for number, name in enumerate(known)}
@@ -262,7 +257,7 @@ def encoded(encoding: TableEncoding, table: Any, whose: tuple[str | None, str | 
         if others := sorted({*named} - {client}):
             warnings.warn(
                 f"rows of other clients are predicted by the model of {client}, too: {int((named != client).sum())} of "
-                f"{len(table)}, in the column {column!r} {', '.join(others[:5])}{' ...' if others[5:] else ''}; remove "
+                f"{len(table)}, in the column {column!r} {few_of(others, 5)}; remove "
                 "them from the table if that is not meant",
                 stacklevel=2,
             )

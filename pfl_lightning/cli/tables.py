@@ -18,7 +18,7 @@ from pfl_lightning.callbacks.run_facts import Part, client_rows, evaluated, furt
 from pfl_lightning.callbacks.tables import fit_table
 from pfl_lightning.data import names_of
 from pfl_lightning.federation import Federation
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import loop_of
 from pfl_lightning.metrics import EvalMetrics, summarize
 from pfl_lightning.notices import named_clients
 from pfl_lightning.phases import Personalization
@@ -69,8 +69,7 @@ def print_personalization(trainer: Any, federation: Federation, folder: Path) ->
     """Print the accuracies after a personalization, save them, and print where."""
     settings = trainer.personalization
     Console().print(personalization_table(federation, settings))
-    loop = next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop))
-    kept = write_personalization(federation, settings, folder, loop.rounds)
+    kept = write_personalization(federation, settings, folder, loop_of(trainer).rounds)
     print(f"Results: {folder}/personalized.json, personalized.csv")
     if kept is not None:
         print(f"Those of an earlier personalization are kept: {kept}")

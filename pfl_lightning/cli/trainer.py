@@ -26,7 +26,7 @@ from pfl_lightning.datamodules.datasets.images import decode_images, images_in
 from pfl_lightning.errors import UsageError
 from pfl_lightning.federation import Federation
 from pfl_lightning.federation.exported import export_clients, exported_clients
-from pfl_lightning.federation.loop import RoundLoop
+from pfl_lightning.federation.loop import loop_of
 from pfl_lightning.notices import counted, named_clients
 from pfl_lightning.phases import Personalization
 from pfl_lightning.runs.changes import DATA, Change, check_rounds_left, listed_some, record_changes
@@ -257,7 +257,7 @@ class SaveConfig(SaveConfigCallback):
         if trainer.ckpt_path and not path.exists():
             origin = of_a_run(Path(trainer.ckpt_path))
         before = read_config(newest_config(origin or self.folder))
-        rounds = next(callback for callback in trainer.callbacks if isinstance(callback, RoundLoop)).rounds
+        rounds = loop_of(trainer).rounds
         while path.exists():
             number += 1
             path = self.folder / f"config-resumed-{number}.yaml"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pfl_lightning.checks import check_choice
 from pfl_lightning.client import FederatedClient
-from pfl_lightning.data import FederatedData, client_number, names_of
+from pfl_lightning.data import FederatedData, client_number, label_map_of, names_of
 from pfl_lightning.encoders import build_encoder
 from pfl_lightning.encoders.assignment import unwrapped
 from pfl_lightning.encoders.registry import find_encoder
@@ -135,10 +135,8 @@ def export_clients(
 def class_names(data: FederatedData, client: int) -> list[str] | None:
     """Names of the classes in the order of a client's outputs; ``None`` where they are not known."""
     names = getattr(data, "class_names", None) if data.num_classes else None
-    seen_by = getattr(getattr(data, "partition", None), "client_view", None)  # of a rule of the package's
-    view = seen_by(client, data.num_classes) if names is not None and seen_by is not None else None
-    if view is not None and view.label_map is not None:  # the client's outputs are in an order of its own
-        own = dict(zip(view.label_map, names or (), strict=True))
+    if names is not None and (numbers := label_map_of(data, client)) is not None:  # outputs in an order of their own
+        own = dict(zip(numbers, names, strict=True))
         names = [own[number] for number in sorted(own)]
     return None if names is None else list(names)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import lightning as L
@@ -18,6 +17,7 @@ from pfl_lightning.checks import check_number, check_seed
 from pfl_lightning.class_metrics import ClassMetric, asks_confusion
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.data import FederatedData
+from pfl_lightning.encoders.assignment import unwrapped
 from pfl_lightning.engines import Engine, FitEnvironment, SequentialEngine
 from pfl_lightning.errors import ConfigurationError, FederationError
 from pfl_lightning.federation import own_models, predictions, saved_state, set_up
@@ -114,8 +114,7 @@ class Federation(L.LightningModule):
             raise ConfigurationError(f"engine must be an engine, such as VectorizedEngine(), got {engine!r}")
         if seed is not None:
             check_seed("seed", seed)
-        if client_state_memory_gb is not None:
-            check_number("client_state_memory_gb", client_state_memory_gb)
+        check_number("client_state_memory_gb", client_state_memory_gb, optional=True)
         self.method_factory, self._assignment = set_up.checked_method(method), as_assignment(encoder)
         self.automatic_optimization = False
         self.engine = engine or SequentialEngine()
@@ -148,9 +147,8 @@ class Federation(L.LightningModule):
 
     def __repr__(self) -> str:
         """What it is made of, not the layers of every network."""
-        method: Any = self.method_factory
-        options = method.keywords if isinstance(method, partial) else {}
-        shown = [getattr(getattr(method, "func", method), "__name__", type(method).__name__)]
+        method, options = unwrapped(self.method_factory)
+        shown = [getattr(method, "__name__", type(method).__name__)]
         shown += [*(f"{name}={value!r}" for name, value in options.items()), type(self.engine).__name__]
         shown += [f"seed={self.seed}", f"{self.num_clients} clients" if self.is_set_up else "not set up"]
         return f"{type(self).__name__}({', '.join(shown)})"

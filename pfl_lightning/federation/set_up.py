@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from inspect import isclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 from pfl_lightning.class_metrics import find_metrics
 from pfl_lightning.client import FederatedClient, Phase
 from pfl_lightning.data import FederatedData, names_of
+from pfl_lightning.encoders.assignment import unwrapped
 from pfl_lightning.engines.advice import SINGLE_ITEM
 from pfl_lightning.engines.lifecycle import enter_phase
 from pfl_lightning.errors import ConfigurationError
@@ -50,9 +50,7 @@ def checked_method(given: Any) -> MethodFactory:
         ConfigurationError: It makes none; says what to give.
     """
     method: Any = method_named(given) if isinstance(given, str) else given
-    made = method
-    while isinstance(made, partial):
-        made = made.func
+    made, _ = unwrapped(method)
     is_client = not isclass(made) or issubclass(made, FederatedClient)
     if isinstance(made, nn.Module) or not callable(made) or not is_client:
         raise ConfigurationError(

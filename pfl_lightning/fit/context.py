@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -87,7 +88,7 @@ class FitContext:
         return named_clients([self.client], self.facts.names)
 
     @property
-    def sender(self) -> dict[str, int]:
+    def sender(self) -> dict[str, Any]:
         """What an update says of its fit: client, round and number of samples."""
         return {"client": self.client, "round": self.round, "num_samples": self.data.num_samples}
 

@@ -14,7 +14,7 @@ from pfl_lightning.client import FederatedClient
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.functional import ClassStatistics, covariance_factors
 from pfl_lightning.functional.gaussians import covariances_by_class
-from pfl_lightning.functional.numerics import in_double
+from pfl_lightning.functional.numerics import at_least_single, in_double
 from pfl_lightning.functional.tensor_lists import float64_device
 from pfl_lightning.messages import Broadcast, ClientUpdate, FieldSchema
 from pfl_lightning.server import Aggregator
@@ -147,7 +147,8 @@ def contribution(
     Returns:
         The parts, and whether the change of the weights was within its bound.
     """
-    changes = {name: _single(update.weights[name]) - _single(sent.weights[name]) for name in layout.weights}
+    before, after = sent.weights, update.weights
+    changes = {name: at_least_single(after[name]) - at_least_single(before[name]) for name in layout.weights}
     norms = [torch.linalg.vector_norm(change) for change in changes.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
     scale = min(1.0, clip_norm / norm) if norm > 0 else 1.0
@@ -158,7 +159,7 @@ def contribution(
     classes = getattr(update, str(layout.counts)).nonzero().flatten() if whole else getattr(update, str(layout.classes))
     parts[PRESENCE] = classes.new_zeros(layout.num_classes, dtype=torch.float32).index_fill_(0, classes, 1)
     for name in layout.rows:
-        rows = _single(getattr(update, name))
+        rows = at_least_single(getattr(update, name))
         parts[name] = _spread(clipped(rows[classes] if whole else rows, class_norm), classes, layout)
     if layout.covariances is not None:
         triangles = _triangles(_covariances(layout, update))
@@ -173,17 +174,13 @@ def clipped(rows: Tensor, bound: float) -> Tensor:
     return shorter
 
 
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def _spread(rows: Tensor, classes: Tensor, layout: Layout) -> Tensor:
     return rows.new_zeros(layout.num_classes, rows.shape[1]).index_copy_(0, classes, rows)
 
 
 def _covariances(layout: Layout, update: ClientUpdate) -> Tensor:
     """Covariances of the client's classes, (K, d, d)."""
-    given = _single(getattr(update, str(layout.covariances)))
+    given = at_least_single(getattr(update, str(layout.covariances)))
     if layout.ranks is None:
         return given
     found = covariances_by_class(given, getattr(update, layout.ranks), layout.width)

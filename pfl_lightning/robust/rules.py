@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfl_lightning.checks import check_at_least, check_number
 from pfl_lightning.errors import ConfigurationError
-from pfl_lightning.functional.numerics import in_double
+from pfl_lightning.functional.numerics import at_least_single, in_double
 from pfl_lightning.functional.robust import (
     centered_clipping_weights,
     coordinate_median,
@@ -55,8 +55,7 @@ class Robust:
     __repr__ = described
 
     def __init__(self, max_norm: float | None = None) -> None:
-        if max_norm is not None:
-            check_number("max_norm", max_norm, strict=True)
+        check_number("max_norm", max_norm, strict=True, optional=True)
         self.max_norm = max_norm
 
     def least(self, refused: int) -> int:
@@ -167,7 +166,7 @@ class CoordinateRule(AverageRule):
         for name, tensor in entries[0].update.weights.items():
             values = torch.stack([entry.update.weights[name] for entry in entries])
             if values.is_floating_point():
-                found[name] = self.of_values(_single(values), refused).to(tensor.dtype)
+                found[name] = self.of_values(at_least_single(values), refused).to(tensor.dtype)
             else:
                 found[name] = _lower_median(values)
         return found
@@ -265,8 +264,7 @@ class CenteredClipping(VectorRule):
 
     def __init__(self, radius: float | None = None, steps: int = 1, max_norm: float | None = None) -> None:
         super().__init__(max_norm)
-        if radius is not None:
-            check_number("radius (tau)", radius, strict=True)
+        check_number("radius (tau)", radius, strict=True, optional=True)
         check_at_least("steps", steps, 1)
         self.radius, self.steps = radius, steps
 
@@ -291,7 +289,7 @@ def steps_of(entry: Entry, sent_alone: bool = True) -> dict[str, Tensor]:
         old = before.get(name)
         known = old is not None and old.shape == tensor.shape
         if "." in name and tensor.is_floating_point() and (known or not sent_alone):
-            own = _single(tensor)
+            own = at_least_single(tensor)
             found[name] = own - old.to(own) if old is not None and known else own
     return found
 
@@ -307,10 +305,6 @@ def memory_of(device: torch.device) -> float:
         return float(torch.cuda.mem_get_info(device)[1])
     known = device.type == "cpu" and hasattr(os, "sysconf")
     return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES") if known else math.inf
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _lower_median(values: Tensor) -> Tensor:

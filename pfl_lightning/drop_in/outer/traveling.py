@@ -9,11 +9,9 @@ from typing import Any
 from pfl_lightning.client import FederatedClient
 from pfl_lightning.drop_in.client.user_module import NETWORKS, bare_name
 from pfl_lightning.messages import State
+from pfl_lightning.notices import few_of
 from pfl_lightning.state.image import content_hash
 from pfl_lightning.state.tensors import norm_names
-
-_NAMED = 6
-"""How many names of each kind the line has."""
 
 _STATISTICS = ("running_mean", "running_var")
 """Names of buffers that any normalization layer has."""
@@ -48,8 +46,7 @@ def outline(names: Collection[str], every: Sequence[str]) -> str:
         if name in chosen:
             whole = next((f"{prefix}.*" for prefix in _prefixes(name) if prefix not in divided), name)
             found[whole.removeprefix("module.")] = None
-    rest = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return ", ".join(list(found)[:_NAMED]) + rest
+    return few_of([*found], 6)
 
 
 def _prefixes(name: str) -> Iterator[str]:

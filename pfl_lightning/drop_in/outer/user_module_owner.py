@@ -23,13 +23,11 @@ from pfl_lightning.drop_in.client.transient import keeps_attributes, own_attribu
 from pfl_lightning.drop_in.fits.module_calls import names_in_code, patched
 from pfl_lightning.federation.outer_callbacks import lightning_kinds
 from pfl_lightning.lightning_private import HYPERPARAMETERS, attached
+from pfl_lightning.notices import few_of
 from pfl_lightning.state.checkpoints import plain
 from pfl_lightning.state.closures import bind_functions
 from pfl_lightning.state.equality import same
 from pfl_lightning.state.image import content_hash
-
-_NAMED = 4
-"""How many names of each kind a message has."""
 
 Fingerprint = dict[str, dict[str, Any]]
 """What a module is like, by kind and name: copies of plain values, hashes of tensors, and other objects themselves."""
@@ -71,7 +69,8 @@ class UserModuleOwner:
             )
         self.look()
         later = {} if fits else {"requires_grad of": self._changed.pop("requires_grad of", set())}
-        found, self._changed = [f"{kind} {_listed(names)}" for kind, names in self._changed.items() if names], later
+        found = [f"{kind} {few_of(sorted(names), 4)}" for kind, names in self._changed.items() if names]
+        self._changed = later
         if found:
             best = "" if fits else ", and for the clients of the best round pass ckpt_path='best'"
             warnings.warn(
@@ -204,11 +203,6 @@ def _is_shared(data: Any) -> bool:
 
 def _alike(kept: Any, now: Any) -> bool:
     return same(kept, now) if plain(kept) and plain(now) else kept is now
-
-
-def _listed(names: set[str]) -> str:
-    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(sorted(names)[:_NAMED]) + rest
 
 
 def _parts(module: nn.Module) -> dict[str, Any]:
