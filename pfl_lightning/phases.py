@@ -66,7 +66,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class LocalSGD:
+class _SGD:
     """Makes the optimizer; equal settings are equal, so that clients with equal phases can be trained together."""
 
     lr: float
@@ -130,6 +130,6 @@ class Personalization:
 
     def phase(self, heads: tuple[str, ...], losses: tuple[str, ...] | None = None) -> Phase:
         """The phase that trains ``heads``, or everything, on the sum of some loss terms."""
-        make = LocalSGD(self.lr, self.momentum, self.weight_decay)
+        make = _SGD(self.lr, self.momentum, self.weight_decay)
         train = ("*",) if self.train in ("all", "linear+encoder") else heads
         return Phase("fine_tune", train, self.epochs, None, self.batch_size, True, make, losses)

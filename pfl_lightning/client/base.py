@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, cast, get_args
 
 import torch
@@ -19,7 +20,7 @@ from pfl_lightning.fit.context import Batch, Citation, FitContext, RunFacts
 from pfl_lightning.messages import ClientUpdate
 from pfl_lightning.names import show_parameters
 from pfl_lightning.options import BatchNorm, Schedule
-from pfl_lightning.phases import LocalSGD, Personalization, Phase
+from pfl_lightning.phases import Personalization, Phase
 from pfl_lightning.server import Aggregator, AveragingAggregator
 from pfl_lightning.state.tensors import load_state, select_state
 
@@ -249,7 +250,12 @@ class FederatedClient(ModelAccess):
             context: Whose fit it was, in which round, on which data.
             before: What :meth:`before_fit` returned.
         """
-        return ClientUpdate(**context.sender, weights=select_state(self, self.shared_names()))
+        return ClientUpdate(
+            client=context.client,
+            round=context.round,
+            num_samples=context.data.num_samples,
+            weights=select_state(self, self.shared_names()),
+        )
 
     def active_network(self) -> nn.Module | None:
         """Network that trains in the current phase, made by :meth:`copy_network`; ``None`` for encoder and head."""
@@ -320,7 +326,7 @@ class FederatedClient(ModelAccess):
         if self.user_module is not None:
             return self.user_module.configure_optimizers()
         parameters = [p for p in self.parameters() if p.requires_grad]
-        usual = LocalSGD(self.lr, self.momentum, self.weight_decay)
+        usual = partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         optimizer = (self.phase.optimizer or self._make_optimizer or usual)(parameters)
         for group in optimizer.param_groups:
             if self.phase.lr is not None:

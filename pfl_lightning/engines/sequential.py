@@ -19,7 +19,7 @@ from pfl_lightning.client import FederatedClient, FitContext, Phase
 from pfl_lightning.engines.base import Engine
 from pfl_lightning.engines.isolation_check import IsolationCheck
 from pfl_lightning.engines.lifecycle import check_finite_losses, means_of, trains
-from pfl_lightning.engines.schedules import StepCount, advance, unpack_optimizers
+from pfl_lightning.engines.schedules import advance, unpack_optimizers
 from pfl_lightning.errors import ConfigurationError
 from pfl_lightning.fit.tasks import FitEnvironment, PhaseResult
 from pfl_lightning.functional.inner_loop import evaluating
@@ -83,8 +83,9 @@ class SequentialEngine(Engine):
         configured = client.configure_optimizers()
         plain = isinstance(configured, Optimizer)
         optimizer, schedulers = (configured, []) if plain else unpack_optimizers(configured)
-        scaler = new_scaler(environment, client.loss_scale)
-        count = StepCount([] if scaler is None else [optimizer])  # a scaler leaves steps out
+        scaler, taken = new_scaler(environment, client.loss_scale), list[Any]()  # of each step
+        if scaler is not None:  # it leaves steps out; a fused optimizer is called in any case and skips in its kernel
+            optimizer.register_step_post_hook(lambda own, *_: taken.append(getattr(own, "found_inf", None)))
         generator = torch.Generator().manual_seed(derive_seed(environment.seed, purpose, context.round, context.client))
         loader = context.data.loader(generator)
         length = sized_len(loader)
@@ -103,7 +104,7 @@ class SequentialEngine(Engine):
             for _ in range(phase.epochs):
                 module.on_train_epoch_start()
                 for index, batch in enumerate(loader if batches is None else batches()):
-                    if is_cut := count.calls >= context.max_steps:
+                    if is_cut := len(taken) >= context.max_steps:
                         break
                     if index >= most:  # every batch holds a sample
                         raise ConfigurationError(
@@ -130,7 +131,7 @@ class SequentialEngine(Engine):
                         if isinstance(value, Tensor) and value.numel() == 1:
                             steps.setdefault(name, []).append(value.detach().clone())
                     self._step(module, optimizer, scaler, terms["loss"])
-                    count.calls += scaler is None  # else the optimizer's hook counts
+                    taken += [None] if scaler is None else []
                     for entry in schedulers:
                         if entry.interval == "step":
                             entry.scheduler.step()
@@ -147,7 +148,9 @@ class SequentialEngine(Engine):
             module.on_train_end()
         if scaler is not None:
             client.loss_scale = json.dumps(scaler.state_dict()).encode()
-        return PhaseResult(means | means_of(logged), count.num_steps, is_cut)
+        found = [one for one in taken if one is not None]  # read once: a step would wait for the device
+        num_steps = len(taken) - (int(torch.stack(found).sum()) if found else 0)
+        return PhaseResult(means | means_of(logged), num_steps, is_cut)
 
     def _step(
         self, module: L.LightningModule, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, loss: Tensor
