@@ -109,9 +109,8 @@ class MomentumServer(Aggregator, of=LossSender):
         """The global weights, the same for every client."""
         return Broadcast(client=client, round=round, weights=self.weights.as_state())
 
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: LossUpdate) -> None:
         """Add one client's weights to the sums; nothing else of an update is kept."""
-        assert isinstance(update, LossUpdate)
         self._average.update(update.weights, update.num_samples * float(update.loss))
 
     def aggregate(self) -> None:
