@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from pfl_lightning.functional.numerics import at_least_single, check_tensor, unit_rows, without_autocast
+from pfl_lightning.functional.numerics import at_least_single, check_tensor, product, unit_rows
 
 
 def supervised_contrastive_loss(
@@ -89,42 +87,12 @@ def supervised_contrastive_loss(
     positives = (groups.unsqueeze(1) == groups.unsqueeze(0)) & ~left_out
     if normalize:
         flat = unit_rows(flat)
-    similarities = _gram(flat) / temperature
+    similarities = product(flat, flat.T) / temperature
     # The lowest finite number and not -inf, which is NaN in the gradient of an anchor without any contrast.
     log_shares = similarities.masked_fill(left_out, torch.finfo(flat.dtype).min).log_softmax(dim=1)
     chosen = torch.where(positives, log_shares, 0.0).sum(dim=1)
     losses = -chosen / positives.sum(dim=1).clamp(min=1)
     return scale * losses.sum() / anchors
-
-
-class _Gram(Function):
-    """X X^T in the precision of X, whatever autocast is in force.
-
-    A Function, because `torch.func.grad` runs the backward pass where it is called, which may be under autocast: that
-    would compute the products of the backward pass in half precision.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(rows: Tensor) -> Tensor:
-        with without_autocast(rows.device):
-            return rows @ rows.T
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (rows,) = ctx.saved_tensors
-        with without_autocast(rows.device):
-            product: Tensor = (gradient + gradient.T) @ rows
-        return product
-
-
-def _gram(rows: Tensor) -> Tensor:
-    return cast(Tensor, _Gram.apply(rows))
 
 
 def _temperature_scale(temperature: float, base_temperature: float | None) -> float:

@@ -95,8 +95,8 @@ def unit_rows(vectors: Tensor) -> Tensor:
 
 
 def at_least_single(values: Tensor) -> Tensor:
-    """Values in single precision where they are in half precision; otherwise the same tensor."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    """Values in single precision where they are in half precision, or less; otherwise the same tensor."""
+    return values.float() if values.is_floating_point() and values.dtype.itemsize < 4 else values
 
 
 def hits(scores: Tensor, labels: Tensor) -> Tensor:
