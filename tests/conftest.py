@@ -51,6 +51,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the seed or the global random state that another one left behind."""
+    """No test sees the seed, the global random state or the demand for determinism that another one left behind."""
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     torch.manual_seed(0)
+    torch.use_deterministic_algorithms(False)  # which a Trainer sets for good
