@@ -29,7 +29,7 @@ from pfl_lightning.federation.personalization import PersonalizationStage
 from pfl_lightning.fit.context import RunFacts
 from pfl_lightning.fit.tasks import Clock
 from pfl_lightning.learner import MakeOptimizer
-from pfl_lightning.lightning_private import put_values, trainer_or_none
+from pfl_lightning.lightning_private import trainer_or_none
 from pfl_lightning.metrics import EvalMetrics
 from pfl_lightning.phases import Personalization
 from pfl_lightning.privacy import ClientPrivacy
@@ -328,7 +328,9 @@ class Federation(L.LightningModule):
             self.round, self.has_trained = result.round, True
             if "loss" in result.losses:
                 progress = {"round": result.round + 1.0, "client": float(client), "loss": result.losses["loss"]}
-                put_values(self.trainer, progress, progress)
+                # Where progress bars and callbacks find them; `log` would take milliseconds to bring them there.
+                self.trainer.progress_bar_metrics.update(progress)
+                self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in progress.items()})
 
     # ------------------------------------------------------------------ evaluations: one batch is one client
 
