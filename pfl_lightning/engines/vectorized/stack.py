@@ -172,7 +172,7 @@ def _put_buffers(client: FederatedClient, state: State) -> None:
                 delattr(module, key)
             else:
                 module._buffers[key] = None
-    for name in state.keys() - own.keys():
+    for name in [name for name in state if name not in own]:
         for place in {name, *(place for place, held in places.items() if held == name and place not in own)}:
             prefix, _, key = place.rpartition(".")
             client.get_submodule(prefix).register_buffer(key, state[name], persistent=False)
