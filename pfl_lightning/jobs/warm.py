@@ -199,8 +199,6 @@ def preload(names: list[str]) -> None:
                 found = pkgutil.resolve_name(name)
                 found() if callable(found) else None
     gc.freeze()
-    for end in weakref.finalize._registry:  # type: ignore[attr-defined]  # hundreds, of torch
-        end.atexit = False
 
 
 def main() -> None:
@@ -210,6 +208,8 @@ def main() -> None:
     wait_passively()
     preload(names)
     entry, *argv = serve(socket.socket(fileno=int(handle)))
+    for end in weakref.finalize._registry:  # type: ignore[attr-defined]  # of imports: hundreds, and the template's
+        end.atexit = False
     importlib.invalidate_caches()
     if "numpy" in sys.modules:  # torch has a fixed seed where none is given, Python draws another one in each copy
         sys.modules["numpy"].random.seed()

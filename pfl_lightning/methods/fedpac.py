@@ -117,10 +117,9 @@ class FedPAC(FederatedClient):
         self.shared = ("encoder.*", "head.*") if combination else ("encoder.*",)
         self.centroids = ReceivedMeans(num_classes, self.feature_width)
 
-    def receive(self, broadcast: Broadcast) -> None:
+    def receive(self, broadcast: FedPACBroadcast) -> None:
         """Take over the encoder, the combined head and the centroids."""
         super().receive(broadcast)
-        assert isinstance(broadcast, FedPACBroadcast)
         if broadcast.centroids is not None and broadcast.present is not None:
             self.centroids.assign({"means": broadcast.centroids, "present": broadcast.present})
 
@@ -212,9 +211,8 @@ class FedPACAggregator(Aggregator, of=FedPAC):
         return not self.combination
 
     @whole_or_not
-    def receive(self, update: ClientUpdate) -> None:
+    def receive(self, update: FedPACUpdate) -> None:
         """Add one client's encoder and centroids to the sums and keep its head."""
-        assert isinstance(update, FedPACUpdate)
         encoder = {name: update.weights[name] for name in self.encoder.as_state()}
         head = {name: update.weights[name] for name in self.heads.initial}
         counts = sums = None

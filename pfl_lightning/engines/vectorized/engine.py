@@ -36,15 +36,7 @@ from pfl_lightning.engines.vectorized.limits import (
     refuse_unusual,
 )
 from pfl_lightning.engines.vectorized.phase import clip_per_client, run_stacked_phase
-from pfl_lightning.engines.vectorized.stack import (
-    Member,
-    Stack,
-    full_state,
-    in_state,
-    prepare,
-    prepare_evaluation,
-    renew_buffers,
-)
+from pfl_lightning.engines.vectorized.stack import Member, Stack, full_state, in_state, prepare, prepare_evaluation
 from pfl_lightning.engines.vectorized.step import Computation, Measure, StepInputs
 from pfl_lightning.errors import ClientError, FederationError
 from pfl_lightning.fit.tasks import (
@@ -248,7 +240,6 @@ class VectorizedEngine(Engine):
                     if (kind := member.kind(state)) not in stacks:
                         stacks[kind] = Stack(len(group) - number, state)
                     stacks[kind].add(member, state)
-                    renew_buffers(client)
             for stack in stacks.values():
                 if stack.members[0].phases:
                     with torch.enable_grad():

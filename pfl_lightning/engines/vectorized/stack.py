@@ -82,6 +82,7 @@ def prepare(client: FederatedClient, task: FitTask, environment: FitEnvironment,
             if cache_features and member.phases:
                 enter_phase(client, member.phases[0])
                 member.features = frozen_features(client, context)
+        _renew_buffers(client)
     except Exception as error:
         member.error = failure(error, client, context, environment).with_traceback(None)  # its frames hold the member
     return member
@@ -120,7 +121,7 @@ def places_of(client: FederatedClient) -> dict[str, str]:
     return places
 
 
-def renew_buffers(client: FederatedClient) -> None:
+def _renew_buffers(client: FederatedClient) -> None:
     """Give the module copies of its non-persistent buffers: ``before_fit`` may have returned the tensors themselves.
 
     The next client would overwrite them. Parameters and persistent buffers get the client's values back for

@@ -21,7 +21,7 @@ def flags(model):
     ids=["FedAvg", "FedClassAvg", "FedProto", "FedAvg-FT", "FedBABU"],
 )
 def test_the_module_is_left_as_by_the_sequential_engine(method):
-    """Its modes, its flags and its own memory, that is: what a client had in it is loaded anew before its next use."""
+    """Its modes, its flags and its own memory, that is: a client's state is loaded before its next use."""
     federation = trained(partial(method, lr=0.02), encoder=normed_encoder, data=Toy(batch_size=9))
     model, left = federation.clients.models[0], []
     for engine in (VectorizedEngine(forward="vmap"), SequentialEngine()):
